@@ -1,0 +1,331 @@
+"""How one call travels: fit, send, and recover when the server still refuses.
+
+A generator without I/O (see `ctxguard.effects`). It ends in the provider's answer, in the provider's
+own error where that is not about length, or in `ContextOverflowError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ctxguard.budget import ContextBudget
+from ctxguard.client.overflow import Classification, Kind, RequestFacts, classify, facts_of
+from ctxguard.effects import Answer, Flow, Send
+from ctxguard.errors import ContextOverflowError
+from ctxguard.events import Answered, Compacted, Counted, Event, Failed, OutputLimited, Refused
+from ctxguard.manager import Fit, HistoryManager
+from ctxguard.messages import Message
+from ctxguard.scope import RolloutScope
+from ctxguard.tokens.base import Tool
+
+if TYPE_CHECKING:
+    from ctxguard.client.guard import Guard
+
+BLIND_SHRINK = 0.8
+"""Share of the refused prompt that the next try may have when the server's numbers do not help."""
+
+NOISE = 0.95
+"""A retry is at most this share of what was refused, so that tries cannot crawl."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One chat completion request, in the terms of this library.
+
+    Attributes:
+        messages, tools: as the request carries them.
+        model: model name.
+        output_limit: ``(field, tokens)`` that the request carries, e.g. ``("max_tokens", 512)``, or None.
+        template_kwargs: what the request passes to the chat template.
+        base_url: the client's base URL, rollout path included.
+        server: the same without the rollout path; limits are learnt per server and model.
+        scope: the rollout it belongs to, None outside of one.
+    """
+
+    messages: Sequence[Message]
+    model: str
+    tools: Sequence[Tool] | None = None
+    output_limit: tuple[str, int] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    base_url: str = ""
+    server: str = ""
+    scope: RolloutScope | None = None
+
+
+def guarded_call(guard: Guard, call: Call) -> Flow[Any]:
+    """Carry one call through. Returns the provider's answer.
+
+    Raises:
+        ContextOverflowError: it cannot be made to fit, or is refused whatever is permitted to be tried.
+        CtxguardError: a configuration error of ours (unknown window, contradictory budget, …).
+        Exception: the provider's own errors that are not about length, untouched.
+    """
+    mode = guard.effective_mode
+    if mode == "off":
+        answer: Answer = yield Send(None)
+        return answer.value
+    manager = guard.manager_for(call.model)
+    budget = yield from guard.budget_for(call)
+    run = _Run(guard, call, manager, budget)
+    return (yield from (run.observe() if mode == "observe" else run.enforce()))
+
+
+class _Run:
+    """One call on its way."""
+
+    def __init__(self, guard: Guard, call: Call, manager: HistoryManager, budget: ContextBudget) -> None:
+        self.guard = guard
+        self.call = call
+        self.manager = manager
+        self.budget = budget
+        self.number = guard.begin_call(call.scope)
+        self.attempts = 0
+        self.prompt_limit = guard.learnt_prompt_limit(call.server, call.model)
+
+    def enforce(self) -> Flow[Any]:
+        error: Exception | None = None
+        verdict: Classification | None = None
+        while True:
+            fit = yield from self._fit(refused=verdict is not None, cause=error)
+            output = self._output_limit(fit)
+            self._tell_fit(fit, refused=verdict is not None)
+            changed = fit.messages is not self.call.messages
+            self.attempts += 1
+            answer, error = yield from self._send(fit.messages if changed else None, output)
+            verdict = self._verdict(answer, error, fit)
+            if verdict is None:
+                if error is not None:
+                    raise error
+                self._tell_answer(answer, fit)
+                if self.prompt_limit is not None:
+                    self.guard.learn_prompt_limit(self.call.server, self.call.model, self.prompt_limit)
+                return answer.value if answer is not None else None
+            self._learn(verdict, error, fit)
+            if self.attempts >= self.guard.max_attempts:
+                self._fail(self._refused(verdict, fit), error)
+
+    def observe(self) -> Flow[Any]:
+        fit = None
+        try:
+            fit = yield from self._fit(refused=False, cause=None)
+        except ContextOverflowError as error:
+            self.guard.emit(Failed(**self._ids(), **_failure_facts(error)), self.call.scope)
+        if fit is not None:
+            self._tell_fit(fit, refused=False)
+        self.attempts = 1
+        answer, error = yield from self._send(None, None)
+        verdict = self._verdict(answer, error, fit)
+        if verdict is not None:
+            self._learn(verdict, error, fit)
+            if self.call.scope is not None:
+                self.call.scope.latch(self._refused(verdict, fit))
+        if error is not None:
+            raise error
+        if verdict is None:
+            self._tell_answer(answer, fit)
+        return answer.value if answer is not None else None
+
+    def _fit(self, *, refused: bool, cause: Exception | None) -> Flow[Fit]:
+        """Fit the history; what cannot fit fails the call (in mode observe the caller decides)."""
+        try:
+            return (
+                yield from self.manager.fit_flow(
+                    self.call.messages,
+                    self.call.tools,
+                    output_tokens=self._reserve(),
+                    template_kwargs=self.call.template_kwargs,
+                    budget=self.budget,
+                    prompt_limit=self.prompt_limit,
+                    model=self.call.model,
+                )
+            )
+        except ContextOverflowError as error:
+            error.attempts = self.attempts
+            if refused:
+                error.reason = "refused"
+            failure = error
+        if self.guard.effective_mode == "observe":
+            raise failure
+        self._fail(failure, cause)
+
+    def _reserve(self) -> int | None:
+        """Tokens to reserve for the response: the request's own limit, unless we may lower that."""
+        if self.call.output_limit is None:
+            return None
+        name, requested = self.call.output_limit
+        if self.guard.response == "enforce":
+            return max(1, min(requested, self.budget.response_reserve))
+        if 1 <= requested < self.budget.window:
+            return requested
+        raise ContextOverflowError(
+            f"{name}={requested} leaves no room: it must be at least 1 and below the model's maximum context "
+            f"length of {self.budget.window} tokens. Correct it, leave it out, or let the guard set it with "
+            'response="enforce"',
+            reason="output_budget",
+            window=self.budget.window,
+            limit=max(0, self.budget.window - max(requested, 1)),
+            output_tokens=requested,
+        )
+
+    def _output_limit(self, fit: Fit) -> tuple[str, int] | None:
+        """The output limit to set, None to leave the request's own."""
+        if self.guard.response != "enforce":
+            return None
+        name, requested = self.call.output_limit or ("max_tokens", None)
+        room = self.budget.window - fit.report.tokens_after
+        wanted = self.budget.response_reserve if requested is None else requested
+        if self.budget.max_response_tokens is not None:
+            wanted = min(wanted, self.budget.max_response_tokens)
+        allowed = max(1, min(wanted, room))
+        if allowed == requested:
+            return None
+        event = OutputLimited(**self._ids(), field=name, before=requested, after=allowed)
+        self.guard.emit(event, self.call.scope)
+        return name, allowed
+
+    def _send(
+        self, messages: Sequence[Message] | None, output: tuple[str, int] | None
+    ) -> Flow[tuple[Answer | None, Exception | None]]:
+        try:
+            answer: Answer = yield Send(messages, output)
+        except Exception as error:  # looked at by _verdict; what is not overflow is raised again
+            return None, error
+        return answer, None
+
+    def _verdict(
+        self, answer: Answer | None, error: Exception | None, fit: Fit | None
+    ) -> Classification | None:
+        """What the server refused, None where this is an answer or an error that is none of our business."""
+        facts = RequestFacts(
+            prompt_tokens=fit.report.tokens_after if fit else None,
+            exact=bool(fit and fit.report.exact),
+            max_output_tokens=self.call.output_limit[1] if self.call.output_limit else None,
+            window=self.budget.window,
+            compacted=bool(fit and fit.report.path != "untouched"),
+        )
+        if error is not None:
+            status, headers, body = facts_of(error)
+            verdict = classify(status=status, headers=headers, body=body, request=facts)
+        elif answer is not None and answer.error_body is not None:
+            verdict = classify(status=200, body=answer.error_body, request=facts)
+        else:
+            return None
+        return verdict if verdict.is_overflow else None
+
+    def _learn(self, verdict: Classification, error: Exception | None, fit: Fit | None) -> None:
+        """Take from a refusal what it teaches, and set the limit of the next try."""
+        limit = verdict.numbers.limit
+        learnt = limit is not None and self.guard.learn(self.call.server, self.call.model, limit, self.budget)
+        sent = fit.report.tokens_after if fit else 0
+        event = Refused(
+            **self._ids(),
+            refusal=str(verdict.kind.value),
+            status=facts_of(error)[0] if error is not None else 200,
+            prompt_tokens=sent,
+            limit=limit,
+            learnt=learnt,
+            evidence=verdict.evidence,
+        )
+        self.guard.emit(event, self.call.scope)
+        if fit is None:
+            return
+        permitted = sent * BLIND_SHRINK
+        if learnt and limit is not None:
+            self.budget = self.budget.with_window(limit, source="learnt")
+            permitted = sent * NOISE
+        real = verdict.numbers.prompt
+        if real is not None and not verdict.prompt_is_lower_bound and real > sent > 0:
+            # The server counts more than we do: scale our limit by the same share.
+            permitted = min(permitted, fit.report.limits.prompt * sent / real)
+        self.prompt_limit = max(1, int(permitted))
+
+    def _refused(self, verdict: Classification, fit: Fit | None) -> ContextOverflowError:
+        numbers = verdict.numbers
+        real = numbers.prompt if not verdict.prompt_is_lower_bound else None
+        ours = fit.report.tokens_after if fit else None
+        limit = fit.report.limits.prompt if fit else None
+        output_only = verdict.kind is Kind.OUTPUT_BUDGET_INVALID
+        return ContextOverflowError(
+            f"The server refused {self.attempts} request(s) as longer than the model's maximum context length "
+            f"of {numbers.limit or self.budget.window} tokens; the last prompt had {real or ours} tokens. "
+            "Check the window and the tokenizer that the guard was given against the server's.",
+            reason="output_budget" if output_only else "refused",
+            prompt_tokens=real or ours,
+            limit=limit,
+            window=numbers.limit or self.budget.window,
+            output_tokens=fit.report.limits.output if fit else 0,
+            exact=bool(fit and fit.report.exact),
+            attempts=self.attempts,
+            report=fit.report if fit else None,
+        )
+
+    def _fail(self, failure: ContextOverflowError, cause: Exception | None) -> NoReturn:
+        if self.call.scope is not None:
+            self.call.scope.latch(failure)
+        self.guard.emit(Failed(**self._ids(), **_failure_facts(failure)), self.call.scope)
+        raise failure from cause
+
+    def _ids(self) -> dict[str, Any]:
+        scope = self.call.scope
+        return {
+            "model": self.call.model,
+            "rollout_id": scope.rollout_id if scope else None,
+            "attempt_id": scope.attempt_id if scope else None,
+            "call": self.number,
+        }
+
+    def _tell_fit(self, fit: Fit, *, refused: bool) -> None:
+        report = fit.report
+        observed = self.guard.effective_mode == "observe"
+        events: list[Event] = []
+        if report.path == "compacted" and not observed:
+            events.append(
+                Compacted(
+                    **self._ids(),
+                    tokens_before=report.tokens_before,
+                    tokens_after=report.tokens_after,
+                    dropped=report.dropped,
+                    altered=report.altered,
+                    strategies=tuple((s.name, s.tokens_before - s.tokens_after) for s in report.steps),
+                    reason="refused" if refused else "high_mark",
+                )
+            )
+        events.append(
+            Counted(
+                **self._ids(),
+                prompt_tokens=report.tokens_after,
+                prompt_limit=report.limits.prompt,
+                output_tokens=report.limits.output,
+                exact=report.exact,
+                path="observed" if observed else report.path,
+                messages=len(report.sent),
+                history=report.history,
+                digest=report.sent_digest,
+            )
+        )
+        for event in events:
+            self.guard.emit(event, self.call.scope)
+        self.guard.report(report)
+
+    def _tell_answer(self, answer: Answer | None, fit: Fit | None) -> None:
+        event = Answered(
+            **self._ids(),
+            predicted_tokens=fit.report.tokens_after if fit else 0,
+            served_tokens=answer.prompt_tokens if answer else None,
+            completion_tokens=answer.completion_tokens if answer else None,
+            exact=bool(fit and fit.report.exact),
+            attempts=self.attempts,
+        )
+        self.guard.emit(event, self.call.scope)
+
+
+def _failure_facts(error: ContextOverflowError) -> dict[str, Any]:
+    return {
+        "reason": error.reason,
+        "prompt_tokens": error.prompt_tokens,
+        "limit": error.limit,
+        "window": error.window,
+        "attempts": error.attempts,
+    }

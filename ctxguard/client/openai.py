@@ -1,0 +1,354 @@
+"""The OpenAI edge: wrapping the official clients, and the error that the stack above understands.
+
+The hook is the client's ``request`` method, overridden in a subclass of the client's own class: every
+way of calling (create, stream, parse, raw responses, ``with_options``) goes through it, the SDK's
+retries lie below it, and no HTTP library is touched. See DESIGN, "Hook client.request".
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import openai
+
+from ctxguard.client.flow import Call, guarded_call
+from ctxguard.effects import (
+    Answer,
+    Effect,
+    Flow,
+    Load,
+    ModelCall,
+    ModelText,
+    Probe,
+    Send,
+    Store,
+    arun_flow,
+    run_flow,
+)
+from ctxguard.errors import ContextOverflowError, UnsupportedClientError
+from ctxguard.scope import RolloutScope, current_scope, server_identity
+
+if TYPE_CHECKING:
+    from ctxguard.client.guard import Guard
+
+Client = TypeVar("Client")
+
+CHAT = "/chat/completions"
+_UNGUARDED = ("/responses", "/completions", "/threads/runs")
+_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "documents")
+_NO_SUCH_PATH = frozenset({400, 403, 404, 405, 501})
+
+
+class UnguardedEndpointWarning(UserWarning):
+    """A wrapped client was used for an endpoint that the guard does not cover."""
+
+
+class OpenAIContextOverflowError(ContextOverflowError, openai.BadRequestError):
+    """`ContextOverflowError` as the stack above the OpenAI SDK knows it.
+
+    It is a `openai.BadRequestError` with status 400 and code ``context_length_exceeded``, and its
+    message says "maximum context length"; LiteLLM, LangChain and others recognise it by these.
+    """
+
+    def __init__(self, failure: ContextOverflowError, response: Any) -> None:
+        body = {
+            "message": failure.message,
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "context_length_exceeded",
+        }
+        openai.BadRequestError.__init__(self, failure.message, response=response, body=body)
+        self.__dict__.update(failure.__dict__)
+
+
+def wrap_client(guard: Guard, client: Client) -> Client:
+    """See `Guard.wrap`."""
+    if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
+        raise UnsupportedClientError(
+            f"cannot wrap a {type(client).__module__}.{type(client).__qualname__}: give an openai.OpenAI, "
+            "AsyncOpenAI, AzureOpenAI or AsyncAzureOpenAI client, or a subclass of one; for other clients "
+            "use HistoryManager.fit() before each call"
+        )
+    base: type[Any] = getattr(type(client), "_ctxguard_base", type(client))
+    scope = current_scope()
+    guarded = _guarded_class(guard, base, scope)
+    # A shell that looks like the client but is of the guarded class: the class's own copy() then makes a
+    # real one, running __init__. Copying __dict__ alone would keep `chat` bound to the old client.
+    shell = object.__new__(guarded)
+    shell.__dict__.update(client.__dict__)
+    try:
+        wrapped = base.copy(shell)
+    except TypeError as error:
+        raise UnsupportedClientError(
+            f"{base.__qualname__} cannot be wrapped: its copy() failed ({error}). A subclass with an __init__ of "
+            "its own must override copy(); or wrap a plain client"
+        ) from error
+    if not isinstance(wrapped, guarded) or wrapped.chat.completions._client is not wrapped:
+        raise UnsupportedClientError(
+            f"{base.__qualname__} cannot be wrapped: its copy() returns something whose chat.completions would "
+            "bypass the guard; override copy() so that it returns type(self)(…), or wrap a plain client"
+        )
+    result: Client = wrapped
+    return result
+
+
+def _guarded_class(guard: Guard, base: type[Any], scope: RolloutScope | None) -> type[Any]:
+    """The subclass of a client class whose requests this guard carries. Unscoped ones are made once."""
+    if scope is None and base in guard.client_classes:
+        return guard.client_classes[base]
+    is_async = issubclass(base, openai.AsyncOpenAI)
+    namespace: dict[str, Any] = {
+        "_ctxguard_base": base,
+        "_ctxguard": guard,
+        "request": (_async_request if is_async else _sync_request)(guard, base, scope),
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
+    guarded = type(base.__name__, (base,), namespace)
+    if scope is None:
+        guard.client_classes[base] = guarded
+    return guarded
+
+
+def _sync_request(guard: Guard, base: type[Any], scope: RolloutScope | None) -> Callable[..., Any]:
+    def request(self: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        """Carry the request through the guard."""
+
+        def perform(effect: Effect) -> Any:
+            if isinstance(effect, Send):
+                new = _with(options, body, effect)
+                return _answer(base.request(self, cast_to, new, *args, **kwargs), kwargs)
+            if isinstance(effect, Probe):
+                try:
+                    return _plain(self, base).get(_probe_url(self, effect), cast_to=object)
+                except openai.APIStatusError as error:
+                    return _no_such_path(error)
+            if isinstance(effect, ModelCall):
+                plain = _plain(self, base)
+                return _model_text(plain.post(CHAT, cast_to=_completion(), body=_summary_body(effect, body)))
+            return _stored(guard, effect)
+
+        body = _guarded_body(options)
+        if body is None:
+            return base.request(self, cast_to, options, *args, **kwargs)
+        flow = _flow(guard, self, body, scope)
+        try:
+            return run_flow(flow, perform)
+        except ContextOverflowError as error:
+            failure = error
+        raise _openai_error(self, options, failure) from (failure.__cause__ or failure)
+
+    return request
+
+
+def _async_request(guard: Guard, base: type[Any], scope: RolloutScope | None) -> Callable[..., Awaitable[Any]]:
+    async def request(self: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        """Carry the request through the guard."""
+
+        async def perform(effect: Effect) -> Any:
+            if isinstance(effect, Send):
+                new = _with(options, body, effect)
+                return _answer(await base.request(self, cast_to, new, *args, **kwargs), kwargs)
+            if isinstance(effect, Probe):
+                try:
+                    return await _plain(self, base).get(_probe_url(self, effect), cast_to=object)
+                except openai.APIStatusError as error:
+                    return _no_such_path(error)
+            if isinstance(effect, ModelCall):
+                plain = _plain(self, base)
+                return _model_text(
+                    await plain.post(CHAT, cast_to=_completion(), body=_summary_body(effect, body))
+                )
+            return _stored(guard, effect)
+
+        body = _guarded_body(options)
+        if body is None:
+            return await base.request(self, cast_to, options, *args, **kwargs)
+        flow = _flow(guard, self, body, scope)
+        try:
+            return await arun_flow(flow, perform)
+        except ContextOverflowError as error:
+            failure = error
+        raise _openai_error(self, options, failure) from (failure.__cause__ or failure)
+
+    return request
+
+
+# Reading and rewriting a request
+
+
+def _guarded_body(options: Any) -> dict[str, Any] | None:
+    """The request body as it goes over the wire, None where the guard does not cover the request."""
+    if str(options.method).lower() != "post":
+        return None
+    path = str(options.url).split("?")[0]
+    if path.endswith(CHAT):
+        body = options.json_data
+        if isinstance(body, Mapping):
+            return {**body, **(options.extra_json or {})}  # the SDK lays extra_body over the body
+    elif path.endswith(_UNGUARDED):
+        _warn_unguarded(path)
+    return None
+
+
+def _warn_unguarded(path: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        warnings.warn(
+            f"ctxguard does not guard {path}: requests to it go out as they are",
+            UnguardedEndpointWarning,
+            stacklevel=4,
+        )
+
+
+_warned: set[str] = set()
+
+
+def _flow(guard: Guard, client: Any, body: Mapping[str, Any], bound: RolloutScope | None) -> Flow[Any]:
+    base_url = str(client.base_url)
+    template_kwargs = dict(body.get("chat_template_kwargs") or {})
+    template_kwargs.update({key: body[key] for key in _TEMPLATE_FIELDS if key in body})
+    limit = next(((f, body[f]) for f in _OUTPUT_FIELDS if isinstance(body.get(f), int)), None)
+    tools = body.get("tools") or [
+        {"type": "function", "function": function} for function in body.get("functions") or ()
+    ]
+    call = Call(
+        messages=body.get("messages") or [],
+        model=str(body.get("model") or ""),
+        tools=tools or None,
+        output_limit=limit,
+        template_kwargs=template_kwargs,
+        base_url=base_url,
+        server=server_identity(base_url),
+        scope=guard.scope_for(base_url, bound),
+    )
+    return guarded_call(guard, call)
+
+
+def _with(options: Any, body: Mapping[str, Any], send: Send) -> Any:
+    """The request with what the flow wants changed; the very same object where that is nothing."""
+    changes: dict[str, Any] = {}
+    if send.messages is not None:
+        changes["messages"] = list(send.messages)
+    if send.output_limit is not None:
+        field, tokens = send.output_limit
+        changes[field] = tokens
+    if not changes:
+        return options
+    json_data, extra = dict(options.json_data), dict(options.extra_json or {})
+    for field, value in changes.items():
+        (extra if field in extra else json_data)[field] = value  # write where it was read
+    update: dict[str, Any] = {"json_data": json_data, "extra_json": extra or None}
+    if options.idempotency_key is not None:
+        update["idempotency_key"] = None  # it stands for the body that was not sent
+    if isinstance(options.headers, Mapping):
+        update["headers"] = {k: v for k, v in options.headers.items() if k.lower() != "idempotency-key"}
+    return options.model_copy(update=update)  # never rebuilt: its fields differ between SDK versions
+
+
+# Reading an answer
+
+
+def _answer(value: Any, kwargs: Mapping[str, Any]) -> Answer:
+    """What the flow may know of an answer. Reading it never raises and never consumes a stream."""
+    if kwargs.get("stream"):
+        return Answer(value)
+    body: Any = value
+    raw = getattr(value, "http_response", None)
+    if raw is not None:
+        if not getattr(raw, "is_stream_consumed", False):
+            return Answer(value)
+        try:
+            body = raw.json()
+        except ValueError:
+            return Answer(value)
+    usage = _get(body, "usage")
+    choices = _get(body, "choices")
+    first = choices[0] if isinstance(choices, Sequence) and choices else None
+    error = _get(body, "error")
+    return Answer(
+        value,
+        prompt_tokens=_int(_get(usage, "prompt_tokens")),
+        completion_tokens=_int(_get(usage, "completion_tokens")),
+        finish_reason=_get(first, "finish_reason"),
+        error_body={"error": error} if choices is None and error else None,
+    )
+
+
+def _get(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+# Effects other than Send
+
+
+def _plain(client: Any, base: type[Any]) -> Any:
+    """An unguarded client on the same connections, on a URL without the rollout's path."""
+    shell = object.__new__(base)
+    shell.__dict__.update(client.__dict__)
+    url = str(client.base_url)
+    bare = server_identity(url)
+    return base.copy(shell) if bare == url.rstrip("/") else base.copy(shell, base_url=bare)
+
+
+def _probe_url(client: Any, probe: Probe) -> str:
+    if not probe.path.startswith("//"):
+        return probe.path
+    return re.sub(r"/v1$", "", server_identity(str(client.base_url))) + probe.path[1:]
+
+
+def _no_such_path(error: openai.APIStatusError) -> None:
+    if error.status_code not in _NO_SUCH_PATH:
+        raise error
+
+
+def _completion() -> Any:
+    from openai.types.chat import ChatCompletion
+
+    return ChatCompletion
+
+
+def _summary_body(call: ModelCall, body: Mapping[str, Any]) -> dict[str, Any]:
+    field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    return {
+        "model": call.model or body.get("model"),
+        "messages": [dict(message) for message in call.messages],
+        field: call.max_tokens,
+    }
+
+
+def _model_text(completion: Any) -> ModelText:
+    choices = getattr(completion, "choices", None) or []
+    if not choices:
+        return ModelText("")
+    return ModelText(choices[0].message.content or "", choices[0].finish_reason)
+
+
+def _stored(guard: Guard, effect: Effect) -> str | None:
+    if isinstance(effect, Load):
+        return guard.ledger.summary(effect.key)
+    if isinstance(effect, Store):
+        guard.ledger.put_summary(effect.key, effect.text)
+        return None
+    raise TypeError(f"the OpenAI edge has no answer to {type(effect).__name__}")
+
+
+def _openai_error(client: Any, options: Any, failure: ContextOverflowError) -> OpenAIContextOverflowError:
+    response = getattr(failure.__cause__, "response", None)
+    if response is None or getattr(response, "status_code", None) != 400:
+        # Nothing was sent, or the refusal had another status: make the 400 that it amounts to, with the
+        # HTTP library that this SDK uses (httpx or httpx2), so that we import neither.
+        request = client._build_request(options)
+        library = sys.modules[type(request).__module__.partition(".")[0]]
+        response = library.Response(400, request=request)
+    return OpenAIContextOverflowError(failure, response)

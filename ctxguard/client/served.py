@@ -1,0 +1,75 @@
+"""What a server tells about itself: the window of the model it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ctxguard.effects import Flow, Probe
+from ctxguard.errors import ServerUnavailableError
+
+_MODEL_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
+
+
+def discover_window(model: str, server: str) -> Flow[tuple[int, str] | None]:
+    """The window of a served model in tokens and where it was found, or None where nobody tells.
+
+    Asked are ``/v1/models`` (vLLM and SGLang: ``max_model_len``; llama.cpp: ``meta.n_ctx``; hosted
+    gateways: ``context_length`` or ``context_window``), then llama.cpp's ``/props`` and SGLang's
+    ``/get_server_info``. llama.cpp divides its context among its slots and reports the window of one
+    slot, which is what a request gets; ``n_ctx_train`` is not it.
+
+    Args:
+        model: the model's name as requests give it.
+        server: base URL, for the error.
+
+    Raises:
+        ServerUnavailableError: the server cannot be reached.
+    """
+    for path, find in (("/models", _from_models), ("//props", _from_props), ("//get_server_info", _from_info)):
+        body = yield from _ask(path, server)
+        window = find(body, model) if isinstance(body, Mapping) else None
+        if window is not None:
+            return window, path.lstrip("/")
+    return None
+
+
+def _ask(path: str, server: str) -> Flow[Any]:
+    try:
+        return (yield Probe(path))
+    except Exception as error:  # whatever the transport raises: it is chained, and named below
+        cause = error
+    raise ServerUnavailableError(
+        f"{server} did not answer when asked for the model's window ({type(cause).__name__}). Start the "
+        "server, correct base_url, or give the window: budget=ContextBudget(window=…)",
+        url=server,
+    ) from cause
+
+
+def _from_models(body: Mapping[str, Any], model: str) -> int | None:
+    entries = [entry for entry in _mappings(body.get("data"))]
+    named = [entry for entry in entries if entry.get("id") == model]
+    for entry in named or (entries if len(entries) == 1 else []):
+        for source in (entry, entry.get("meta")):
+            if isinstance(source, Mapping):
+                for key in (*_MODEL_KEYS, "n_ctx"):
+                    if (window := _tokens(source.get(key))) is not None:
+                        return window
+    return None
+
+
+def _from_props(body: Mapping[str, Any], model: str) -> int | None:
+    settings = body.get("default_generation_settings")
+    return _tokens(settings.get("n_ctx")) if isinstance(settings, Mapping) else None
+
+
+def _from_info(body: Mapping[str, Any], model: str) -> int | None:
+    return _tokens(body.get("context_length"))
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    return (entry for entry in value if isinstance(entry, Mapping)) if isinstance(value, list) else iter(())
+
+
+def _tokens(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,19 @@
+"""The manager: walks the strategies from cheap to costly until the target holds.
+
+In: the caller's whole history, tools and budget. Out: a `Fit`, the messages to send and a report.
+"""
+
+from ctxguard.manager.manager import Ask, HistoryManager, Mode, call_points, run_offline
+from ctxguard.manager.report import Fit, FitReport, Limits, StrategyStep
+
+__all__ = [
+    "Ask",
+    "Fit",
+    "FitReport",
+    "HistoryManager",
+    "Limits",
+    "Mode",
+    "StrategyStep",
+    "call_points",
+    "run_offline",
+]
