@@ -71,7 +71,7 @@ class ModelText:
 
 @dataclass(frozen=True)
 class Probe:
-    """GET a path of the server. Answered by the parsed JSON, or None when there is no such path (404).
+    """GET a path of the server. Answered by the parsed JSON.
 
     Attributes:
         path: ``"/models"`` is taken under the base URL, ``"//props"`` under the server's root.

@@ -180,7 +180,11 @@ def guarded_rollout(
 
 
 def _failure(
-    scope: RolloutScope, reward: Any, error: Exception | None, accept_after_recovery: bool, require_calls: bool
+    scope: RolloutScope,
+    reward: Any,
+    error: Exception | None,
+    accept_after_recovery: bool,
+    require_calls: bool,
 ) -> Failure | None:
     calls = scope.calls
     overflow = _overflow_in(error)
@@ -203,7 +207,7 @@ def _failure(
     if reward is None:
         return Failure(FailureReason.NO_REWARD, "the rollout returned None instead of a reward")
     if not isinstance(reward, int | float) or not math.isfinite(reward):
-        detail = f"the reward is {reward!r:.60}, not a finite number; reward_of=… can take it out of the result"
+        detail = f"the reward is {reward!r:.60}, not a finite number; reward_of=… can take it from the result"
         return Failure(FailureReason.INVALID_REWARD, detail)
     return None
 

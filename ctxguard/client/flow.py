@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxguard.budget import ContextBudget
-from ctxguard.client.overflow import Classification, Kind, RequestFacts, classify, facts_of
+from ctxguard.client.overflow import Classification, RequestFacts, classify, facts_of
 from ctxguard.effects import Answer, Flow, Send
 from ctxguard.errors import ContextOverflowError
 from ctxguard.events import Answered, Compacted, Counted, Event, Failed, OutputLimited, Refused
@@ -82,6 +82,7 @@ class _Run:
         self.budget = budget
         self.number = guard.begin_call(call.scope)
         self.attempts = 0
+        self.sent_output = call.output_limit[1] if call.output_limit else None
         self.prompt_limit = guard.learnt_prompt_limit(call.server, call.model)
 
     def enforce(self) -> Flow[Any]:
@@ -115,14 +116,14 @@ class _Run:
         if fit is not None:
             self._tell_fit(fit, refused=False)
         self.attempts = 1
-        answer, error = yield from self._send(None, None)
-        verdict = self._verdict(answer, error, fit)
+        answer, refusal = yield from self._send(None, None)
+        verdict = self._verdict(answer, refusal, fit)
         if verdict is not None:
-            self._learn(verdict, error, fit)
+            self._learn(verdict, refusal, fit)
             if self.call.scope is not None:
                 self.call.scope.latch(self._refused(verdict, fit))
-        if error is not None:
-            raise error
+        if refusal is not None:
+            raise refusal
         if verdict is None:
             self._tell_answer(answer, fit)
         return answer.value if answer is not None else None
@@ -183,6 +184,7 @@ class _Run:
             return None
         event = OutputLimited(**self._ids(), field=name, before=requested, after=allowed)
         self.guard.emit(event, self.call.scope)
+        self.sent_output = allowed
         return name, allowed
 
     def _send(
@@ -201,9 +203,9 @@ class _Run:
         facts = RequestFacts(
             prompt_tokens=fit.report.tokens_after if fit else None,
             exact=bool(fit and fit.report.exact),
-            max_output_tokens=self.call.output_limit[1] if self.call.output_limit else None,
+            max_output_tokens=self.sent_output,
             window=self.budget.window,
-            compacted=bool(fit and fit.report.path != "untouched"),
+            compacted=bool(fit and fit.messages is not self.call.messages),
         )
         if error is not None:
             status, headers, body = facts_of(error)
@@ -216,7 +218,7 @@ class _Run:
 
     def _learn(self, verdict: Classification, error: Exception | None, fit: Fit | None) -> None:
         """Take from a refusal what it teaches, and set the limit of the next try."""
-        limit = verdict.numbers.limit
+        limit = verdict.learnt_limit
         learnt = limit is not None and self.guard.learn(self.call.server, self.call.model, limit, self.budget)
         sent = fit.report.tokens_after if fit else 0
         event = Refused(
@@ -235,26 +237,25 @@ class _Run:
         if learnt and limit is not None:
             self.budget = self.budget.with_window(limit, source="learnt")
             permitted = sent * NOISE
-        real = verdict.numbers.prompt
-        if real is not None and not verdict.prompt_is_lower_bound and real > sent > 0:
+        real = verdict.measured_prompt_tokens
+        if real is not None and real > sent > 0:
             # The server counts more than we do: scale our limit by the same share.
             permitted = min(permitted, fit.report.limits.prompt * sent / real)
         self.prompt_limit = max(1, int(permitted))
 
     def _refused(self, verdict: Classification, fit: Fit | None) -> ContextOverflowError:
-        numbers = verdict.numbers
-        real = numbers.prompt if not verdict.prompt_is_lower_bound else None
+        real = verdict.measured_prompt_tokens
+        window = verdict.learnt_limit or self.budget.window
         ours = fit.report.tokens_after if fit else None
         limit = fit.report.limits.prompt if fit else None
-        output_only = verdict.kind is Kind.OUTPUT_BUDGET_INVALID
         return ContextOverflowError(
-            f"The server refused {self.attempts} request(s) as longer than the model's maximum context length "
-            f"of {numbers.limit or self.budget.window} tokens; the last prompt had {real or ours} tokens. "
+            f"The server refused {self.attempts} request(s) as longer than the model's maximum context "
+            f"length of {window} tokens; the last prompt had {real or ours} tokens. "
             "Check the window and the tokenizer that the guard was given against the server's.",
-            reason="output_budget" if output_only else "refused",
+            reason="refused",
             prompt_tokens=real or ours,
             limit=limit,
-            window=numbers.limit or self.budget.window,
+            window=window,
             output_tokens=fit.report.limits.output if fit else 0,
             exact=bool(fit and fit.report.exact),
             attempts=self.attempts,

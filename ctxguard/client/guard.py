@@ -145,8 +145,9 @@ class Guard:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the settings, hex: two guards with the same one treat a history alike."""
-        counter = self._counter if isinstance(self._counter, Mapping) else getattr(self._counter, "name", None)
-        settings = (self.budget, self.mode, self.response, self.max_attempts, counter, self._template)
+        counters = self._counter if isinstance(self._counter, Mapping) else {"": self._counter}
+        names = sorted((model, getattr(counter, "name", "")) for model, counter in counters.items())
+        settings = (self.budget, self.mode, self.response, self.max_attempts, names, self._template)
         options = {name: value for name, value in self._manager_options.items() if name != "ledger"}
         return digest(repr((settings, options)).encode()).hex()
 
@@ -181,8 +182,8 @@ class Guard:
             found = yield from discover_window(call.model, call.server)
             if found is None:
                 raise WindowUnknownError(
-                    f"the window of {call.model!r} is unknown: none was given and {call.server} does not tell "
-                    "it. Give it in one of three ways: budget=ContextBudget(window=…), "
+                    f"the window of {call.model!r} is unknown: none was given and {call.server} does not "
+                    "tell it. Give it in one of three ways: budget=ContextBudget(window=…), "
                     "budget=ContextBudget.from_verl(config), or a server that reports it "
                     "(vLLM, SGLang, llama.cpp; gateways often hide it)"
                 )

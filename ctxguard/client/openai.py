@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import openai
+from openai.types.chat import ChatCompletion
 
 from ctxguard.client.flow import Call, guarded_call
 from ctxguard.effects import (
@@ -41,7 +42,6 @@ CHAT = "/chat/completions"
 _UNGUARDED = ("/responses", "/completions", "/threads/runs")
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "documents")
-_NO_SUCH_PATH = frozenset({400, 403, 404, 405, 501})
 
 
 class UnguardedEndpointWarning(UserWarning):
@@ -85,13 +85,13 @@ def wrap_client(guard: Guard, client: Client) -> Client:
         wrapped = base.copy(shell)
     except TypeError as error:
         raise UnsupportedClientError(
-            f"{base.__qualname__} cannot be wrapped: its copy() failed ({error}). A subclass with an __init__ of "
-            "its own must override copy(); or wrap a plain client"
+            f"{base.__qualname__} cannot be wrapped: its copy() failed ({error}). A subclass with an "
+            "__init__ of its own must override copy(); or wrap a plain client"
         ) from error
     if not isinstance(wrapped, guarded) or wrapped.chat.completions._client is not wrapped:
         raise UnsupportedClientError(
-            f"{base.__qualname__} cannot be wrapped: its copy() returns something whose chat.completions would "
-            "bypass the guard; override copy() so that it returns type(self)(…), or wrap a plain client"
+            f"{base.__qualname__} cannot be wrapped: its copy() returns something whose chat.completions "
+            "would bypass the guard; override copy() so that it returns type(self)(…), or wrap a plain client"
         )
     result: Client = wrapped
     return result
@@ -116,66 +116,102 @@ def _guarded_class(guard: Guard, base: type[Any], scope: RolloutScope | None) ->
     return guarded
 
 
+class _Request:
+    """One intercepted request: its flow, and how each effect is answered with the SDK's own methods."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        base: type[Any],
+        client: Any,
+        body: Mapping[str, Any],
+        send: Callable[[Any], Any],
+        options: Any,
+        is_stream: bool,
+    ) -> None:
+        self.guard = guard
+        self.base = base
+        self.client = client
+        self.body = body
+        self.send = send
+        self.options = options
+        self.is_stream = is_stream
+
+    def call_for(self, effect: Effect) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """What to call for an effect, and how to read its result (an async client's is awaited first)."""
+        if isinstance(effect, Send):
+            options = _with(self.options, effect)
+            return lambda: self.send(options), lambda value: _answer(value, self.is_stream)
+        plain = _plain(self.client, self.base)
+        if isinstance(effect, Probe):
+            return lambda: plain.get(_probe_url(self.client, effect), cast_to=object), lambda value: value
+        if isinstance(effect, ModelCall):
+            body = _summary_body(effect, self.body)
+            return lambda: plain.post(CHAT, cast_to=ChatCompletion, body=body), _model_text
+        raise TypeError(f"the OpenAI edge has no answer to {type(effect).__name__}")
+
+    def stored(self, effect: Load | Store) -> str | None:
+        """The answer to a question to the store."""
+        if isinstance(effect, Load):
+            return self.guard.ledger.summary(effect.key)
+        self.guard.ledger.put_summary(effect.key, effect.text)
+        return None
+
+    def error(self, failure: ContextOverflowError) -> OpenAIContextOverflowError:
+        """The failure as an error of the OpenAI SDK."""
+        return _openai_error(self.client, self.options, failure)
+
+
 def _sync_request(guard: Guard, base: type[Any], scope: RolloutScope | None) -> Callable[..., Any]:
     def request(self: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
         """Carry the request through the guard."""
 
+        def send(options: Any) -> Any:
+            return base.request(self, cast_to, options, *args, **kwargs)
+
         def perform(effect: Effect) -> Any:
-            if isinstance(effect, Send):
-                new = _with(options, body, effect)
-                return _answer(base.request(self, cast_to, new, *args, **kwargs), kwargs)
-            if isinstance(effect, Probe):
-                try:
-                    return _plain(self, base).get(_probe_url(self, effect), cast_to=object)
-                except openai.APIStatusError as error:
-                    return _no_such_path(error)
-            if isinstance(effect, ModelCall):
-                plain = _plain(self, base)
-                return _model_text(plain.post(CHAT, cast_to=_completion(), body=_summary_body(effect, body)))
-            return _stored(guard, effect)
+            if isinstance(effect, Load | Store):
+                return intercepted.stored(effect)
+            call, read = intercepted.call_for(effect)
+            return read(call())
 
         body = _guarded_body(options)
         if body is None:
-            return base.request(self, cast_to, options, *args, **kwargs)
-        flow = _flow(guard, self, body, scope)
+            return send(options)
+        intercepted = _Request(guard, base, self, body, send, options, bool(kwargs.get("stream")))
         try:
-            return run_flow(flow, perform)
+            return run_flow(_flow(guard, self, body, scope), perform)
         except ContextOverflowError as error:
             failure = error
-        raise _openai_error(self, options, failure) from (failure.__cause__ or failure)
+        raise intercepted.error(failure) from (failure.__cause__ or failure)
 
     return request
 
 
-def _async_request(guard: Guard, base: type[Any], scope: RolloutScope | None) -> Callable[..., Awaitable[Any]]:
+def _async_request(
+    guard: Guard, base: type[Any], scope: RolloutScope | None
+) -> Callable[..., Awaitable[Any]]:
     async def request(self: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
         """Carry the request through the guard."""
 
+        def send(options: Any) -> Any:
+            return base.request(self, cast_to, options, *args, **kwargs)
+
         async def perform(effect: Effect) -> Any:
-            if isinstance(effect, Send):
-                new = _with(options, body, effect)
-                return _answer(await base.request(self, cast_to, new, *args, **kwargs), kwargs)
-            if isinstance(effect, Probe):
-                try:
-                    return await _plain(self, base).get(_probe_url(self, effect), cast_to=object)
-                except openai.APIStatusError as error:
-                    return _no_such_path(error)
-            if isinstance(effect, ModelCall):
-                plain = _plain(self, base)
-                return _model_text(
-                    await plain.post(CHAT, cast_to=_completion(), body=_summary_body(effect, body))
-                )
-            return _stored(guard, effect)
+            if isinstance(effect, Load | Store):
+                return intercepted.stored(effect)
+            call, read = intercepted.call_for(effect)
+            return read(await call())
 
         body = _guarded_body(options)
         if body is None:
-            return await base.request(self, cast_to, options, *args, **kwargs)
-        flow = _flow(guard, self, body, scope)
+            return await send(options)
+        intercepted = _Request(guard, base, self, body, send, options, bool(kwargs.get("stream")))
         try:
-            return await arun_flow(flow, perform)
+            return await arun_flow(_flow(guard, self, body, scope), perform)
         except ContextOverflowError as error:
             failure = error
-        raise _openai_error(self, options, failure) from (failure.__cause__ or failure)
+        raise intercepted.error(failure) from (failure.__cause__ or failure)
 
     return request
 
@@ -231,7 +267,7 @@ def _flow(guard: Guard, client: Any, body: Mapping[str, Any], bound: RolloutScop
     return guarded_call(guard, call)
 
 
-def _with(options: Any, body: Mapping[str, Any], send: Send) -> Any:
+def _with(options: Any, send: Send) -> Any:
     """The request with what the flow wants changed; the very same object where that is nothing."""
     changes: dict[str, Any] = {}
     if send.messages is not None:
@@ -255,9 +291,9 @@ def _with(options: Any, body: Mapping[str, Any], send: Send) -> Any:
 # Reading an answer
 
 
-def _answer(value: Any, kwargs: Mapping[str, Any]) -> Answer:
+def _answer(value: Any, is_stream: bool) -> Answer:
     """What the flow may know of an answer. Reading it never raises and never consumes a stream."""
-    if kwargs.get("stream"):
+    if is_stream:
         return Answer(value)
     body: Any = value
     raw = getattr(value, "http_response", None)
@@ -307,17 +343,6 @@ def _probe_url(client: Any, probe: Probe) -> str:
     return re.sub(r"/v1$", "", server_identity(str(client.base_url))) + probe.path[1:]
 
 
-def _no_such_path(error: openai.APIStatusError) -> None:
-    if error.status_code not in _NO_SUCH_PATH:
-        raise error
-
-
-def _completion() -> Any:
-    from openai.types.chat import ChatCompletion
-
-    return ChatCompletion
-
-
 def _summary_body(call: ModelCall, body: Mapping[str, Any]) -> dict[str, Any]:
     field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     return {
@@ -332,15 +357,6 @@ def _model_text(completion: Any) -> ModelText:
     if not choices:
         return ModelText("")
     return ModelText(choices[0].message.content or "", choices[0].finish_reason)
-
-
-def _stored(guard: Guard, effect: Effect) -> str | None:
-    if isinstance(effect, Load):
-        return guard.ledger.summary(effect.key)
-    if isinstance(effect, Store):
-        guard.ledger.put_summary(effect.key, effect.text)
-        return None
-    raise TypeError(f"the OpenAI edge has no answer to {type(effect).__name__}")
 
 
 def _openai_error(client: Any, options: Any, failure: ContextOverflowError) -> OpenAIContextOverflowError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ctxguard.client.overflow import facts_of
 from ctxguard.effects import Flow, Probe
 from ctxguard.errors import ServerUnavailableError
 
+_NO_SUCH_PATH = frozenset({400, 403, 404, 405, 501})
 _MODEL_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
 
 
@@ -26,7 +28,7 @@ def discover_window(model: str, server: str) -> Flow[tuple[int, str] | None]:
     Raises:
         ServerUnavailableError: the server cannot be reached.
     """
-    for path, find in (("/models", _from_models), ("//props", _from_props), ("//get_server_info", _from_info)):
+    for path, find in _SOURCES:
         body = yield from _ask(path, server)
         window = find(body, model) if isinstance(body, Mapping) else None
         if window is not None:
@@ -37,8 +39,13 @@ def discover_window(model: str, server: str) -> Flow[tuple[int, str] | None]:
 def _ask(path: str, server: str) -> Flow[Any]:
     try:
         return (yield Probe(path))
-    except Exception as error:  # whatever the transport raises: it is chained, and named below
+    except Exception as error:  # sorted here: no such path, a server that is down, and the provider's own
         cause = error
+    status = facts_of(cause).status
+    if status in _NO_SUCH_PATH:
+        return None
+    if status is not None:
+        raise cause
     raise ServerUnavailableError(
         f"{server} did not answer when asked for the model's window ({type(cause).__name__}). Start the "
         "server, correct base_url, or give the window: budget=ContextBudget(window=…)",
@@ -47,7 +54,7 @@ def _ask(path: str, server: str) -> Flow[Any]:
 
 
 def _from_models(body: Mapping[str, Any], model: str) -> int | None:
-    entries = [entry for entry in _mappings(body.get("data"))]
+    entries = list(_mappings(body.get("data")))
     named = [entry for entry in entries if entry.get("id") == model]
     for entry in named or (entries if len(entries) == 1 else []):
         for source in (entry, entry.get("meta")):
@@ -73,3 +80,6 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 def _tokens(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+_SOURCES = (("/models", _from_models), ("//props", _from_props), ("//get_server_info", _from_info))

@@ -83,7 +83,8 @@ class SummarizeOldTurns(CompactionStrategy):
         """The smallest cut that frees what is needed and the room of the summary, else the largest."""
         cuts = allowed_cuts(turns, self.keep_last_turns)
         target = context.count(turns) - context.need - self.max_summary_tokens
-        return next((c for c in cuts if context.count(without(turns, c)) <= target), cuts[-1] if cuts else None)
+        enough = (cut for cut in cuts if context.count(without(turns, cut)) <= target)
+        return next(enough, cuts[-1] if cuts else None)
 
     def _transcript(
         self, turns: Sequence[Turn], cut: int, former: str, context: CompactionContext

@@ -30,7 +30,7 @@ class TruncateMessages(CompactionStrategy):
 
     def __post_init__(self) -> None:
         if self.keep_tokens is not None and self.keep_tokens < 1:
-            raise ConfigurationError(f"TruncateMessages: keep_tokens must be at least 1, got {self.keep_tokens}")
+            raise ConfigurationError(f"TruncateMessages: keep_tokens must be ≥ 1, got {self.keep_tokens}")
         if not 0 < self.keep_share <= 1:
             raise ConfigurationError(f"TruncateMessages: keep_share must be in (0, 1], got {self.keep_share}")
 
@@ -63,4 +63,3 @@ def _cap(sizes: Sequence[int], need: int) -> int:
         if total - taken * following >= need:
             return max(0, (total - need) // taken)
     return 0
-

@@ -147,7 +147,7 @@ class HistoryManager:
         """
         budget = budget or self.budget
         if budget is None:
-            raise ConfigurationError("no budget: pass budget=ContextBudget(window=…) to the manager or to fit()")
+            raise ConfigurationError("no budget: give the manager or fit() a ContextBudget(window=…)")
         limits = self.limits(budget, output_tokens)
         if limits.prompt < 1:
             raise BudgetError(
@@ -366,7 +366,9 @@ class _Fold:
         cost = self.measure.cost
         task = first_task(turns)
         pinned = sum(
-            cost(m) for i, t in enumerate(turns) if t.pinned and i != task and t.kind != "system"
+            cost(m)
+            for i, t in enumerate(turns)
+            if t.pinned and i != task and t.kind != "system"
             for m in t.messages
         )
         newest = sum(cost(m) for turn in turns if turn.newest and not turn.pinned for m in turn.messages)
@@ -404,9 +406,8 @@ def call_points(messages: Sequence[Message]) -> list[int]:
     tool results (reminders) are not counted in: agents add them for one call and take them away again.
     """
     lead = lead_length(messages)
-    ends = {_durable(messages, i) for i, m in enumerate(messages) if m.get("role") == "assistant" and i > lead}
-    ends.add(_durable(messages, len(messages)))
-    return sorted(ends)
+    calls = [i for i, m in enumerate(messages) if m.get("role") == "assistant" and i > lead]
+    return sorted({_durable(messages, end) for end in (*calls, len(messages))})
 
 
 def _durable(messages: Sequence[Message], end: int) -> int:

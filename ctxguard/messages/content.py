@@ -52,7 +52,7 @@ def _as_message(message: Any, index: int) -> dict[str, Any]:
         )
     role = plain.get("role")
     if not isinstance(role, str):
-        raise InvalidMessagesError(f"messages[{index}] has no string 'role' (it is {role!r:.80})", index=index)
+        raise InvalidMessagesError(f"messages[{index}] has no string 'role': {role!r:.40}", index=index)
     content = plain.get("content")
     if not (content is None or isinstance(content, str) or _is_part_list(content)):
         raise InvalidMessagesError(

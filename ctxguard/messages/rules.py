@@ -57,7 +57,8 @@ def check_messages(messages: Sequence[Message]) -> BrokenRule | None:
 
     Order of the checks: the empty list; then message by message bad role order (an unknown role, a
     system message behind others), orphan results, re-used ids, calls still unanswered when the next
-    assistant, user or system message comes; at the end a history with no user message. Calls of the last assistant message may still be open.
+    assistant, user or system message comes; at the end a history with no user message. Calls of the
+    last assistant message may still be open.
     """
     if not messages:
         return BrokenRule("empty_list", None, "the message list is empty")
@@ -92,15 +93,17 @@ def check_messages(messages: Sequence[Message]) -> BrokenRule | None:
     last_call = next(iter(unanswered.values()), None)
     if last_call is not None and any(m.get("role") in RESULT_ROLES for m in messages[last_call:]):
         return BrokenRule("unanswered_call", last_call, "only some of the parallel calls have results")
-    if not any(m.get("role") == "user" and not _answers_text_call(messages, i) for i, m in enumerate(messages)):
+    if not any(_is_users_own(messages, index) for index in range(len(messages))):
         return BrokenRule("no_user_message", None, "no user message: there is no task")
     return None
 
 
-def _answers_text_call(messages: Sequence[Message], index: int) -> bool:
-    return index > 0 and messages[index - 1].get("role") != "user" and is_text_result(messages[index]) and any(
-        m.get("role") == "assistant" for m in messages[:index]
-    )
+def _is_users_own(messages: Sequence[Message], index: int) -> bool:
+    """A user message that is not a tool result in text form."""
+    if messages[index].get("role") != "user":
+        return False
+    answers = is_text_result(messages[index]) and any(m.get("role") == "assistant" for m in messages[:index])
+    return not answers
 
 
 def _result_key(message: Message) -> str:

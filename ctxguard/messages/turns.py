@@ -207,11 +207,7 @@ def _called_names(message: Message) -> list[str]:
 
 
 def _spans_of(turn: Turn) -> Iterator[TextSpan]:
-    by_id = {
-        _call_id(call): call_name(call)
-        for message in turn.messages
-        for call in tool_calls_of(message)
-    }
+    by_id = {_call_id(call): call_name(call) for message in turn.messages for call in tool_calls_of(message)}
     text_names = iter(turn.tool_names)
     for position, message in enumerate(turn.messages):
         role = message.get("role")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -345,6 +346,6 @@ def test_whatever_the_server_says_the_flow_ends_and_no_bytes_are_sent_twice(answ
         result = error
     assert len(server.sent) <= guard.max_attempts
     sizes = [COUNTER.count(history if send.messages is None else send.messages) for send in server.sent]
-    assert all(after < before for before, after in zip(sizes, sizes[1:], strict=False))
+    assert all(after < before for before, after in pairwise(sizes))
     assert sum(isinstance(event, Answered) for event in events) == (result in ("ok", None))
     assert all(event.tokens_after < event.tokens_before for event in events if isinstance(event, Compacted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -145,7 +146,7 @@ def run(turns, decorate, **options):
 
 def breaks(views, skip=0):
     cut = [view[skip:] for view in views]
-    return sum(after[: len(before)] != before for before, after in zip(cut, cut[1:], strict=False))
+    return sum(after[: len(before)] != before for before, after in pairwise(cut))
 
 
 def test_a_clock_in_the_system_prompt_does_not_move_compactions():

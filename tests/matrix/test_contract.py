@@ -121,11 +121,15 @@ def parse(client: Any, messages: Any) -> Any:
 
 
 async def araw(client: Any, messages: Any) -> Any:
-    return _text((await client.chat.completions.with_raw_response.create(model=MODEL, messages=messages)).parse())
+    return _text(
+        (await client.chat.completions.with_raw_response.create(model=MODEL, messages=messages)).parse()
+    )
 
 
 async def aclient_raw(client: Any, messages: Any) -> Any:
-    return _text((await client.with_raw_response.chat.completions.create(model=MODEL, messages=messages)).parse())
+    return _text(
+        (await client.with_raw_response.chat.completions.create(model=MODEL, messages=messages)).parse()
+    )
 
 
 async def acreate(client: Any, messages: Any) -> Any:
@@ -146,7 +150,9 @@ async def aextra_body(client: Any, messages: Any) -> Any:
 
 async def apost(client: Any, messages: Any) -> Any:
     body = {"model": MODEL, "messages": messages}
-    return (await client.post("/chat/completions", cast_to=object, body=body))["choices"][0]["message"]["content"]
+    return (await client.post("/chat/completions", cast_to=object, body=body))["choices"][0]["message"][
+        "content"
+    ]
 
 
 def post(client: Any, messages: Any) -> Any:
@@ -180,7 +186,9 @@ WAYS: dict[str, Way] = {
 
 @pytest.fixture
 def server():
-    with WindowedServer(WordCounter(), window=WINDOW, model=ScriptedModel(lambda messages, tools: REPLY)) as server:
+    with WindowedServer(
+        WordCounter(), window=WINDOW, model=ScriptedModel(lambda messages, tools: REPLY)
+    ) as server:
         yield server
 
 
@@ -256,8 +264,12 @@ def test_the_original_client_stays_unguarded_and_shares_its_connections(name, se
 @pytest.mark.parametrize("name", CLIENTS)
 def test_wrapping_twice_replaces_the_guard(name, server):
     seen: list[str] = []
-    inner = Guard(ContextBudget(window=WINDOW), counter=WordCounter(), on_event=lambda e: seen.append("inner"))
-    outer = Guard(ContextBudget(window=WINDOW), counter=WordCounter(), on_event=lambda e: seen.append("outer"))
+    inner = Guard(
+        ContextBudget(window=WINDOW), counter=WordCounter(), on_event=lambda e: seen.append("inner")
+    )
+    outer = Guard(
+        ContextBudget(window=WINDOW), counter=WordCounter(), on_event=lambda e: seen.append("outer")
+    )
     run(outer.wrap(inner.wrap(make(name, server))), "create", [user("hi")])
     assert set(seen) == {"outer"}
 
