@@ -3,7 +3,9 @@
 In: the caller's whole history, tools and budget. Out: a `Fit`, the messages to send and a report.
 """
 
-from ctxguard.manager.manager import Ask, HistoryManager, Mode, call_points, run_offline
+from ctxguard.manager.fold import call_points
+from ctxguard.manager.manager import Ask, HistoryManager, Mode, run_offline
+from ctxguard.manager.pins import Pins
 from ctxguard.manager.report import Fit, FitReport, Limits, StrategyStep
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "HistoryManager",
     "Limits",
     "Mode",
+    "Pins",
     "StrategyStep",
     "call_points",
     "run_offline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def context(need: int, limit: int = 1_000, refuses: Callable[[Sequence[Turn]], b
 
 
 def turns_of(messages):
-    return HistoryManager(COUNTER).mark(group_turns(messages))
+    return HistoryManager(COUNTER).pins.mark(group_turns(messages))
 
 
 def compact(strategy, messages, need, **options):
@@ -145,14 +146,22 @@ class TestDropOldestTurns:
         for i in range(4):
             history += [assistant(content=words(50, f"a{i}")), user(words(50, f"q{i}"))]
         after = compact(DropOldestTurns(), history, need=60)
-        assert [m["role"] for m in after] == ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
+        assert [m["role"] for m in after] == [
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+            "user",
+        ]
 
     def test_keeps_a_turn_between_two_questions_where_the_template_wants_one(self):
         history = [user("u"), assistant(content=words(50)), user("v")]
 
         def refuses(turns):
             roles = [m["role"] for m in flatten_turns(turns)]
-            return ("user", "user") in zip(roles, roles[1:], strict=False)
+            return ("user", "user") in itertools.pairwise(roles)
 
         assert compact(DropOldestTurns(), history * 1, need=10_000, refuses=refuses)[-1]["content"] == "v"
         longer = [*history, assistant(content=words(9)), user("w")]
@@ -163,7 +172,7 @@ class TestDropOldestTurns:
         history = agent_history(4)
         history[4:6] = [assistant(call("c1", "plan")), result("c1", words(100))]
         manager = HistoryManager(COUNTER, pin_tools=["plan"])
-        after = DropOldestTurns().compact(manager.mark(group_turns(history)), context(10_000))
+        after = DropOldestTurns().compact(manager.pins.mark(group_turns(history)), context(10_000))
         assert flatten_turns(after) == history[:2] + history[4:6] + history[-2:]
 
 
@@ -226,7 +235,9 @@ class TestSummarizeOldTurns:
 
         strategy = SummarizeOldTurns(max_summary_tokens=50, **options)
         manager = HistoryManager(
-            COUNTER, ContextBudget(window=1_000, max_response_tokens=100), strategies=[strategy, DropOldestTurns()]
+            COUNTER,
+            ContextBudget(window=1_000, max_response_tokens=100),
+            strategies=[strategy, DropOldestTurns()],
         )
         fit = manager.fit(history or agent_history(9), ask=ask)
         return fit, asked
@@ -305,7 +316,9 @@ class InsertsANote(CompactionStrategy):
 
 
 def manager_with(strategy):
-    return HistoryManager(COUNTER, ContextBudget(window=1_000, max_response_tokens=100), strategies=[strategy])
+    return HistoryManager(
+        COUNTER, ContextBudget(window=1_000, max_response_tokens=100), strategies=[strategy]
+    )
 
 
 def test_a_custom_strategy_that_drops_what_must_stay_is_named():

@@ -78,7 +78,7 @@ def test_it_fits_or_raises_and_the_count_is_the_templates_own(counter, messages,
 @given(conversations(), windows, with_tools)
 def test_it_must_fit_whenever_the_least_form_does(counter, messages, window, use_tools):
     guard = manager(counter, window)
-    turns = guard.mark(group_turns(messages))
+    turns = guard.pins.mark(group_turns(messages))
     kept = [turn for turn in turns if turn.pinned or turn.newest]
     least = [
         turn if turn.pinned else turn.with_texts({s: shorten(s.text, 64, counter) for s in turn.spans})
