@@ -73,7 +73,10 @@ def _native_turn(draw: st.DrawFn, turn: int, calls: int, max_repeat: int) -> lis
             {
                 "id": i,
                 "type": "function",
-                "function": {"name": draw(st.sampled_from(["read", "grep"])), "arguments": json.dumps({"path": i})},
+                "function": {
+                    "name": draw(st.sampled_from(["read", "grep"])),
+                    "arguments": json.dumps({"path": i}),
+                },
             }
             for i in ids
         ],
@@ -81,7 +84,10 @@ def _native_turn(draw: st.DrawFn, turn: int, calls: int, max_repeat: int) -> lis
     if draw(st.booleans()):
         message["reasoning_content"] = draw(texts(3))
     order = draw(st.permutations(ids))
-    return [message, *({"role": "tool", "tool_call_id": i, "content": draw(texts(max_repeat))} for i in order)]
+    return [
+        message,
+        *({"role": "tool", "tool_call_id": i, "content": draw(texts(max_repeat))} for i in order),
+    ]
 
 
 @st.composite

@@ -12,9 +12,7 @@ from ctxguard.events import Answered, Compacted, Counted, Refused
 from ctxguard.scope import RolloutScope, ids_from_url, open_scope, server_identity
 
 IDS = {"model": "m", "rollout_id": "r", "attempt_id": None, "call": 1}
-ANSWERED = Answered(
-    **IDS, predicted_tokens=5, served_tokens=5, completion_tokens=1, exact=True, attempts=1
-)
+ANSWERED = Answered(**IDS, predicted_tokens=5, served_tokens=5, completion_tokens=1, exact=True, attempts=1)
 
 
 def counted(tokens):
@@ -90,7 +88,9 @@ def test_counts_follow_the_events():
     for event in (counted(5), counted(9), counted(7), ANSWERED):
         scope.record(event)
     scope.record(
-        Compacted(**IDS, tokens_before=9, tokens_after=5, dropped=1, altered=1, strategies=(), reason="high_mark")
+        Compacted(
+            **IDS, tokens_before=9, tokens_after=5, dropped=1, altered=1, strategies=(), reason="high_mark"
+        )
     )
     scope.record(
         Refused(
@@ -98,7 +98,13 @@ def test_counts_follow_the_events():
         )
     )
     calls = scope.calls
-    assert (calls.tried, calls.ok, calls.compacted, calls.refused, calls.peak_prompt_tokens) == (2, 1, 1, 1, 9)
+    assert (calls.tried, calls.ok, calls.compacted, calls.refused, calls.peak_prompt_tokens) == (
+        2,
+        1,
+        1,
+        1,
+        9,
+    )
 
 
 def test_the_first_failure_is_latched_and_later_answers_are_noted():
@@ -116,9 +122,7 @@ def test_the_first_failure_is_latched_and_later_answers_are_noted():
 
 def test_counting_is_safe_between_threads():
     scope = RolloutScope("r")
-    threads = [
-        threading.Thread(target=lambda: [scope.begin_call() for _ in range(500)]) for _ in range(8)
-    ]
+    threads = [threading.Thread(target=lambda: [scope.begin_call() for _ in range(500)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -161,9 +161,9 @@ class _Run:
         if 1 <= requested < self.budget.window:
             return requested
         raise ContextOverflowError(
-            f"{name}={requested} leaves no room: it must be at least 1 and below the model's maximum context "
-            f"length of {self.budget.window} tokens. Correct it, leave it out, or let the guard set it with "
-            'response="enforce"',
+            f"This model's maximum context length is {self.budget.window} tokens. {name}={requested} leaves no "
+            "room for a prompt: it must be at least 1 and below that. Correct it, leave it out, or let the "
+            'guard set it with response="enforce"',
             reason="output_budget",
             window=self.budget.window,
             limit=max(0, self.budget.window - max(requested, 1)),
@@ -249,8 +249,8 @@ class _Run:
         ours = fit.report.tokens_after if fit else None
         limit = fit.report.limits.prompt if fit else None
         return ContextOverflowError(
-            f"The server refused {self.attempts} request(s) as longer than the model's maximum context "
-            f"length of {window} tokens; the last prompt had {real or ours} tokens. "
+            f"This model's maximum context length is {window} tokens. The server refused {self.attempts} "
+            f"request(s) as too long; the last prompt had {real or ours} tokens. "
             "Check the window and the tokenizer that the guard was given against the server's.",
             reason="refused",
             prompt_tokens=real or ours,

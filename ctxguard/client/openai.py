@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Client = TypeVar("Client")
 
 CHAT = "/chat/completions"
+CODE = "context_length_exceeded"
 _UNGUARDED = ("/responses", "/completions", "/threads/runs")
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "documents")
@@ -51,19 +52,16 @@ class UnguardedEndpointWarning(UserWarning):
 class OpenAIContextOverflowError(ContextOverflowError, openai.BadRequestError):
     """`ContextOverflowError` as the stack above the OpenAI SDK knows it.
 
-    It is a `openai.BadRequestError` with status 400 and code ``context_length_exceeded``, and its
-    message says "maximum context length"; LiteLLM, LangChain and others recognise it by these.
+    It is a `openai.BadRequestError` with status 400 and code ``context_length_exceeded``. Others go by the
+    words: LiteLLM looks for "This model's maximum context length is", LangChain for the code in the text.
     """
 
     def __init__(self, failure: ContextOverflowError, response: Any) -> None:
-        body = {
-            "message": failure.message,
-            "type": "invalid_request_error",
-            "param": "messages",
-            "code": "context_length_exceeded",
-        }
-        openai.BadRequestError.__init__(self, failure.message, response=response, body=body)
+        message = f"{failure.message} (code: {CODE})"
+        body = {"message": message, "type": "invalid_request_error", "param": "messages", "code": CODE}
+        openai.BadRequestError.__init__(self, message, response=response, body=body)
         self.__dict__.update(failure.__dict__)
+        self.message = message
 
 
 def wrap_client(guard: Guard, client: Client) -> Client:

@@ -188,9 +188,9 @@ class HistoryManager:
         limits = fold.limits
         largest = "; largest tool schemas: " + ", ".join(f"{n} ({t})" for n, t in tools) if tools else ""
         return ContextOverflowError(
-            f"The prompt cannot be made to fit the model's maximum context length of {limits.window} tokens: "
+            f"This model's maximum context length is {limits.window} tokens. The prompt cannot be made to fit: "
             f"it needs {tokens} tokens at the least, and the limit is {limits.prompt} (with {limits.output} "
-            f"reserved for the response). About: "
+            "reserved for the response). About: "
             + ", ".join(f"{name} {size}" for name, size in parts.items())
             + largest
             + ". Raise the window, reserve less for the response, or shorten what cannot be removed.",

@@ -18,7 +18,8 @@ class TokenCounter(Protocol):
 
     Attributes:
         name: what it counts with, for reports, e.g. ``"chat-template(Qwen3)"``.
-        exact: True when a count equals the server's ``usage.prompt_tokens``.
+        exact: True when a count equals the server's ``usage.prompt_tokens``; not so for messages with images,
+            audio or files, whose tokens are estimated (see `ctxguard.tokens.has_media`).
         margin: the share by which the true count may exceed the returned one (0.0 when exact).
         fingerprint: changes whenever counts could change (vocabulary, template, normalisation).
     """

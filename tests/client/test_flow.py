@@ -202,7 +202,7 @@ def test_an_output_limit_that_leaves_no_room_is_an_error_of_its_own(limit):
     guard, _ = guard_with()
     scope = RolloutScope("r")
     server = Server()
-    with pytest.raises(ContextOverflowError, match=f"max_tokens={limit}") as caught:
+    with pytest.raises(ContextOverflowError, match=f"max_tokens={limit} leaves no room") as caught:
         run_flow(
             guarded_call(guard, call([user("u")], output_limit=("max_tokens", limit), scope=scope)),
             server.perform,

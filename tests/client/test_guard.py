@@ -200,6 +200,7 @@ class Frozen(openai.OpenAI):
 def test_a_client_that_cannot_be_wrapped_is_refused_with_the_remedy(server):
     options = {"base_url": server.base_url, "api_key": "k"}
     for client in (NeedsMore("t", **options), Frozen(**options)):
+        assert client.chat is not None  # a resource bound to the unwrapped client
         with pytest.raises(UnsupportedClientError, match=r"override\s+copy\(\)"):
             guard().wrap(client)
         client.close()

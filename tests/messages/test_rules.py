@@ -14,7 +14,11 @@ BROKEN = [
     ("orphan_result", 1, [user("u"), result("a", "1")]),
     ("orphan_result", 3, [user("u"), assistant(call("a")), result("a", "1"), result("a", "2")]),
     ("unanswered_call", 1, [user("u"), assistant(call("a")), user("v")]),
-    ("unanswered_call", 1, [user("u"), assistant(call("a"), call("b")), result("a", "1"), assistant(content="x")]),
+    (
+        "unanswered_call",
+        1,
+        [user("u"), assistant(call("a"), call("b")), result("a", "1"), assistant(content="x")],
+    ),
     ("unanswered_call", 1, [user("u"), assistant(call("a"), call("b")), result("a", "1")]),
     (
         "reused_tool_call_id",

@@ -1,0 +1,69 @@
+# Needs Python >= 3.10 and make; sets up all else by itself. `make help` lists the targets.
+
+# The first Python that is new enough and can make a virtualenv; or name one: make PYTHON=/path/to/python3
+CANDIDATES := python3.11 python3.12 python3.13 python3.10 python3 python
+USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))
+ifndef PYTHON
+PYTHON := $(shell for p in $(CANDIDATES); do $$p -c '$(USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
+endif
+
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+MATRIX ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format test-vllm test-matrix venv venv-demo python clean distclean
+
+help:
+	@echo 'make demo         the main job end to end, on a real llama.cpp server (DEMO_ARGS=...)'
+	@echo 'make test         lint, types, import layers and the test suite (PYTEST_ARGS=...)'
+	@echo 'make lint         only the checks that run no test'
+	@echo 'make format       rewrite the code in the house style'
+	@echo 'make test-vllm    against a real vLLM on the CPU; the first time installs 3.4 GB'
+	@echo 'make test-matrix  every openai line, LiteLLM, LangChain, OpenAI Agents, the built wheel (MATRIX="openai-1 ...")'
+	@echo 'make clean        remove the virtualenv and what tools left here'
+	@echo 'make distclean    and the big virtualenvs in the cache'
+
+python:
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found (looked for: $(CANDIDATES)).' >&2; \
+	  echo 'Install one (on Debian and its kin also python3-venv), or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c '$(USABLE)' || { echo '$(PYTHON) is not a Python >= 3.10 that can make a virtualenv (on Debian and' \
+	  'its kin: install python3-venv).' >&2; exit 1; }
+
+venv: python
+	@$(PYTHON) scripts/venvs.py project '$(VENV)' dev >/dev/null
+
+venv-demo: python
+	@$(PYTHON) scripts/venvs.py project '$(VENV)' demo >/dev/null
+
+demo: venv-demo
+	@$(RUN) -m examples.demo $(DEMO_ARGS)
+
+lint: venv
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -c 'from importlinter.cli import lint_imports_command as main; main()'
+
+format: venv
+	$(RUN) -m ruff check --fix-only .
+	$(RUN) -m ruff format .
+
+test: lint
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+test-vllm: python
+	python=$$($(PYTHON) scripts/venvs.py cached vllm) && PYTHONPATH='$(CURDIR)' HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
+	  $$python -m pytest $(or $(PYTEST_ARGS),tests/vllm)
+
+test-matrix: python
+	$(PYTHON) scripts/matrix.py $(MATRIX) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+
+clean:
+	rm -rf '$(VENV)' '$(VENV).lock' '$(VENV).log' build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean python
+	@$(PYTHON) -c 'import sys; sys.path.insert(0, "scripts"); import shutil, venvs; root = venvs.cache_root(); print("removing", root); shutil.rmtree(root, ignore_errors=True)'
