@@ -52,7 +52,17 @@ class ConfigurationError(CtxguardError, ValueError):
 
 
 class BudgetError(ConfigurationError):
-    """A budget contradicts itself or leaves no room for a prompt."""
+    """A budget contradicts itself or leaves no room for a prompt.
+
+    Attributes:
+        field: the setting that is wrong, or None where it is not a single one.
+        value: its value.
+        limit: what it is held against.
+    """
+
+    field: str | None = None
+    value: Any = None
+    limit: Any = None
 
 
 class CounterError(ConfigurationError):

@@ -87,8 +87,7 @@ class RolloutScope:
             self.events.append(event)
             counts = self._counts
             if isinstance(event, Answered):
-                self._counts = replace(counts, ok=counts.ok + 1)
-                self.answered_after_failure = self.failure is not None
+                self._answered()
             elif isinstance(event, Compacted):
                 self._counts = replace(counts, compacted=counts.compacted + 1)
             elif isinstance(event, Refused):
@@ -96,6 +95,15 @@ class RolloutScope:
             elif isinstance(event, Counted):
                 peak = max(counts.peak_prompt_tokens, event.prompt_tokens)
                 self._counts = replace(counts, peak_prompt_tokens=peak)
+
+    def answered(self) -> None:
+        """Count a call as answered that left no event (the guard was off)."""
+        with self._lock:
+            self._answered()
+
+    def _answered(self) -> None:
+        self._counts = replace(self._counts, ok=self._counts.ok + 1)
+        self.answered_after_failure = self.failure is not None
 
     def latch(self, failure: ContextOverflowError) -> None:
         """Remember an unrecoverable overflow; the first one stays."""

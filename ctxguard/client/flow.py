@@ -64,7 +64,10 @@ def guarded_call(guard: Guard, call: Call) -> Flow[Any]:
     """
     mode = guard.effective_mode
     if mode == "off":
+        guard.begin_call(call.scope)
         answer: Answer = yield Send(None)
+        if call.scope is not None:
+            call.scope.answered()
         return answer.value
     manager = guard.manager_for(call.model)
     budget = yield from guard.budget_for(call)
@@ -108,13 +111,10 @@ class _Run:
                 self._fail(self._refused(verdict, fit), error)
 
     def observe(self) -> Flow[Any]:
-        fit = None
-        try:
-            fit = yield from self._fit(refused=False, cause=None)
-        except ContextOverflowError as error:
-            self.guard.emit(Failed(**self._ids(), **_failure_facts(error)), self.call.scope)
-        if fit is not None:
-            self._tell_fit(fit, refused=False)
+        requested = self.call.output_limit[1] if self.call.output_limit else None
+        room = requested is None or requested < self.budget.window
+        fit = yield from self._fit_flow(requested if room else None, observe=True)
+        self._tell_fit(fit, refused=False)
         self.attempts = 1
         answer, refusal = yield from self._send(None, None)
         verdict = self._verdict(answer, refusal, fit)
@@ -129,27 +129,27 @@ class _Run:
         return answer.value if answer is not None else None
 
     def _fit(self, *, refused: bool, cause: Exception | None) -> Flow[Fit]:
-        """Fit the history; what cannot fit fails the call (in mode observe the caller decides)."""
+        """Fit the history; what cannot fit fails the call."""
         try:
-            return (
-                yield from self.manager.fit_flow(
-                    self.call.messages,
-                    self.call.tools,
-                    output_tokens=self._reserve(),
-                    template_kwargs=self.call.template_kwargs,
-                    budget=self.budget,
-                    prompt_limit=self.prompt_limit,
-                    model=self.call.model,
-                )
-            )
+            return (yield from self._fit_flow(self._reserve()))
         except ContextOverflowError as error:
             error.attempts = self.attempts
             if refused:
                 error.reason = "refused"
             failure = error
-        if self.guard.effective_mode == "observe":
-            raise failure
         self._fail(failure, cause)
+
+    def _fit_flow(self, output_tokens: int | None, *, observe: bool = False) -> Flow[Fit]:
+        return self.manager.fit_flow(
+            self.call.messages,
+            self.call.tools,
+            output_tokens=output_tokens,
+            template_kwargs=self.call.template_kwargs,
+            budget=self.budget,
+            prompt_limit=self.prompt_limit,
+            model=self.call.model,
+            observe=observe,
+        )
 
     def _reserve(self) -> int | None:
         """Tokens to reserve for the response: the request's own limit, unless we may lower that."""
@@ -161,9 +161,9 @@ class _Run:
         if 1 <= requested < self.budget.window:
             return requested
         raise ContextOverflowError(
-            f"This model's maximum context length is {self.budget.window} tokens. {name}={requested} leaves no "
-            "room for a prompt: it must be at least 1 and below that. Correct it, leave it out, or let the "
-            'guard set it with response="enforce"',
+            f"This model's maximum context length is {self.budget.window} tokens. {name}={requested} leaves "
+            "no room for a prompt: it must be at least 1 and below that. Correct it, leave it out, or let "
+            'the guard set it with response="enforce"',
             reason="output_budget",
             window=self.budget.window,
             limit=max(0, self.budget.window - max(requested, 1)),
@@ -196,16 +196,14 @@ class _Run:
             return None, error
         return answer, None
 
-    def _verdict(
-        self, answer: Answer | None, error: Exception | None, fit: Fit | None
-    ) -> Classification | None:
+    def _verdict(self, answer: Answer | None, error: Exception | None, fit: Fit) -> Classification | None:
         """What the server refused, None where this is an answer or an error that is none of our business."""
         facts = RequestFacts(
-            prompt_tokens=fit.report.tokens_after if fit else None,
-            exact=bool(fit and fit.report.exact),
+            prompt_tokens=fit.report.tokens_after,
+            exact=fit.report.exact,
             max_output_tokens=self.sent_output,
             window=self.budget.window,
-            compacted=bool(fit and fit.messages is not self.call.messages),
+            compacted=fit.messages is not self.call.messages,
         )
         if error is not None:
             status, headers, body = facts_of(error)
@@ -216,11 +214,11 @@ class _Run:
             return None
         return verdict if verdict.is_overflow else None
 
-    def _learn(self, verdict: Classification, error: Exception | None, fit: Fit | None) -> None:
+    def _learn(self, verdict: Classification, error: Exception | None, fit: Fit) -> None:
         """Take from a refusal what it teaches, and set the limit of the next try."""
         limit = verdict.learnt_limit
         learnt = limit is not None and self.guard.learn(self.call.server, self.call.model, limit, self.budget)
-        sent = fit.report.tokens_after if fit else 0
+        sent = fit.report.tokens_after
         event = Refused(
             **self._ids(),
             refusal=str(verdict.kind.value),
@@ -231,8 +229,6 @@ class _Run:
             evidence=verdict.evidence,
         )
         self.guard.emit(event, self.call.scope)
-        if fit is None:
-            return
         permitted = sent * BLIND_SHRINK
         if learnt and limit is not None:
             self.budget = self.budget.with_window(limit, source="learnt")
@@ -243,11 +239,11 @@ class _Run:
             permitted = min(permitted, fit.report.limits.prompt * sent / real)
         self.prompt_limit = max(1, int(permitted))
 
-    def _refused(self, verdict: Classification, fit: Fit | None) -> ContextOverflowError:
+    def _refused(self, verdict: Classification, fit: Fit) -> ContextOverflowError:
         real = verdict.measured_prompt_tokens
         window = verdict.learnt_limit or self.budget.window
-        ours = fit.report.tokens_after if fit else None
-        limit = fit.report.limits.prompt if fit else None
+        ours = fit.report.tokens_after
+        limit = fit.report.limits.prompt
         return ContextOverflowError(
             f"This model's maximum context length is {window} tokens. The server refused {self.attempts} "
             f"request(s) as too long; the last prompt had {real or ours} tokens. "
@@ -256,10 +252,10 @@ class _Run:
             prompt_tokens=real or ours,
             limit=limit,
             window=window,
-            output_tokens=fit.report.limits.output if fit else 0,
-            exact=bool(fit and fit.report.exact),
+            output_tokens=fit.report.limits.output,
+            exact=fit.report.exact,
             attempts=self.attempts,
-            report=fit.report if fit else None,
+            report=fit.report,
         )
 
     def _fail(self, failure: ContextOverflowError, cause: Exception | None) -> NoReturn:
@@ -279,9 +275,8 @@ class _Run:
 
     def _tell_fit(self, fit: Fit, *, refused: bool) -> None:
         report = fit.report
-        observed = self.guard.effective_mode == "observe"
         events: list[Event] = []
-        if report.path == "compacted" and not observed:
+        if report.path == "compacted":
             events.append(
                 Compacted(
                     **self._ids(),
@@ -300,7 +295,7 @@ class _Run:
                 prompt_limit=report.limits.prompt,
                 output_tokens=report.limits.output,
                 exact=report.exact,
-                path="observed" if observed else report.path,
+                path=report.path,
                 messages=len(report.sent),
                 history=report.history,
                 digest=report.sent_digest,
@@ -310,13 +305,13 @@ class _Run:
             self.guard.emit(event, self.call.scope)
         self.guard.report(report)
 
-    def _tell_answer(self, answer: Answer | None, fit: Fit | None) -> None:
+    def _tell_answer(self, answer: Answer | None, fit: Fit) -> None:
         event = Answered(
             **self._ids(),
-            predicted_tokens=fit.report.tokens_after if fit else 0,
+            predicted_tokens=fit.report.tokens_after,
             served_tokens=answer.prompt_tokens if answer else None,
             completion_tokens=answer.completion_tokens if answer else None,
-            exact=bool(fit and fit.report.exact),
+            exact=fit.report.exact,
             attempts=self.attempts,
         )
         self.guard.emit(event, self.call.scope)

@@ -24,8 +24,7 @@ from ctxguard.history import Ledger, digest
 from ctxguard.manager import FitReport, HistoryManager, Mode
 from ctxguard.messages import Turn
 from ctxguard.scope import RolloutScope, current_scope, ids_from_url, open_scope
-from ctxguard.tokens import counter_for
-from ctxguard.tokens.base import TokenCounter
+from ctxguard.tokens import Dialect, TokenCounter, counter_for
 
 ResponseMode = Literal["keep", "enforce"]
 Client = TypeVar("Client")
@@ -43,7 +42,8 @@ class Guard:
         budget: a `ContextBudget`, or the window as a plain number of tokens; None asks the server.
         counter: a `TokenCounter` for all models, or a mapping from model name to one.
         tokenizer: instead of a counter: a HF tokenizer object, a model folder or a ``tokenizer.json``.
-        template: chat template (text or path), where ``tokenizer`` has none.
+        template: chat template (text or path), where ``tokenizer`` has none or the server uses another.
+        dialect: whose way of preparing messages ``tokenizer`` follows: ``"vllm"`` or ``"llama.cpp"``.
         strategies: compaction strategies from cheap to costly; None takes `default_strategies`.
         mode: ``"enforce"``; ``"observe"`` counts and reports and changes nothing; ``"off"``.
         response: ``"keep"`` leaves the request's output limit alone (the reserve still holds);
@@ -69,6 +69,7 @@ class Guard:
         counter: TokenCounter | Mapping[str, TokenCounter] | None = None,
         tokenizer: Any = None,
         template: str | Path | None = None,
+        dialect: Dialect = "vllm",
         strategies: Sequence[CompactionStrategy] | None = None,
         mode: Mode = "enforce",
         response: ResponseMode = "keep",
@@ -95,6 +96,7 @@ class Guard:
         self._counter = counter
         self._tokenizer = tokenizer
         self._template = template
+        self._dialect: Dialect = dialect
         self.ledger = Ledger() if ledger is None else ledger
         self._manager_options: dict[str, Any] = {
             "strategies": strategies,
@@ -147,7 +149,15 @@ class Guard:
         """Digest of the settings, hex: two guards with the same one treat a history alike."""
         counters = self._counter if isinstance(self._counter, Mapping) else {"": self._counter}
         names = sorted((model, getattr(counter, "name", "")) for model, counter in counters.items())
-        settings = (self.budget, self.mode, self.response, self.max_attempts, names, self._template)
+        settings = (
+            self.budget,
+            self.mode,
+            self.response,
+            self.max_attempts,
+            names,
+            self._template,
+            self._dialect,
+        )
         options = {name: value for name, value in self._manager_options.items() if name != "ledger"}
         return digest(repr((settings, options)).encode()).hex()
 
@@ -173,7 +183,7 @@ class Guard:
             return self._counter[model]
         if self._counter is not None:
             return self._counter
-        return counter_for(model, tokenizer=self._tokenizer, template=self._template)
+        return counter_for(model, tokenizer=self._tokenizer, template=self._template, dialect=self._dialect)
 
     def budget_for(self, call: Call) -> Flow[ContextBudget]:
         key = (call.server, call.model)

@@ -32,6 +32,7 @@ from ctxguard.effects import (
 )
 from ctxguard.errors import ContextOverflowError, UnsupportedClientError
 from ctxguard.scope import RolloutScope, current_scope, server_identity
+from ctxguard.tokens import request_template_kwargs
 
 if TYPE_CHECKING:
     from ctxguard.client.guard import Guard
@@ -42,7 +43,6 @@ CHAT = "/chat/completions"
 CODE = "context_length_exceeded"
 _UNGUARDED = ("/responses", "/completions", "/threads/runs")
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
-_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "documents")
 
 
 class UnguardedEndpointWarning(UserWarning):
@@ -246,8 +246,6 @@ _warned: set[str] = set()
 
 def _flow(guard: Guard, client: Any, body: Mapping[str, Any], bound: RolloutScope | None) -> Flow[Any]:
     base_url = str(client.base_url)
-    template_kwargs = dict(body.get("chat_template_kwargs") or {})
-    template_kwargs.update({key: body[key] for key in _TEMPLATE_FIELDS if key in body})
     limit = next(((f, body[f]) for f in _OUTPUT_FIELDS if isinstance(body.get(f), int)), None)
     tools = body.get("tools") or [
         {"type": "function", "function": function} for function in body.get("functions") or ()
@@ -257,7 +255,7 @@ def _flow(guard: Guard, client: Any, body: Mapping[str, Any], bound: RolloutScop
         model=str(body.get("model") or ""),
         tools=tools or None,
         output_limit=limit,
-        template_kwargs=template_kwargs,
+        template_kwargs=request_template_kwargs(body),
         base_url=base_url,
         server=server_identity(base_url),
         scope=guard.scope_for(base_url, bound),

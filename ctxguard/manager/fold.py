@@ -18,6 +18,7 @@ from ctxguard.errors import StrategyError
 from ctxguard.history import UNTOUCHED, Digester, Ledger, Recipe, digest
 from ctxguard.manager.measure import Measure
 from ctxguard.manager.pins import Pins
+from ctxguard.manager.points import call_points, settled
 from ctxguard.manager.report import Limits, StrategyStep
 from ctxguard.messages import (
     Message,
@@ -25,10 +26,7 @@ from ctxguard.messages import (
     first_task,
     flatten_turns,
     group_turns,
-    is_text_result,
-    lead_length,
 )
-from ctxguard.messages.turns import RESULT_ROLES
 from ctxguard.tokens.base import TokenCounter, Tool
 
 MAX_PASSES = 4
@@ -65,9 +63,12 @@ class Fold:
         template_kwargs: Mapping[str, Any] | None,
         limits: Limits,
         model: str,
+        *,
+        may_ask_model: bool = True,
     ) -> None:
         self.settings = settings
         self.limits = limits
+        self.may_ask_model = may_ask_model
         self.messages = messages
         self.measure = Measure(settings.counter, tools, template_kwargs, messages)
         self.steps: list[StrategyStep] = []
@@ -87,7 +88,7 @@ class Fold:
             repr((tools, sorted((template_kwargs or {}).items()))).encode("utf-8", "surrogatepass"),
         )
         # The lead is not in the chain: what it says changes no decision (see Measure).
-        self._chain = [seed] * lead + settings.digester.chain(messages[lead:], seed)
+        self._chain = [seed] * lead + settings.digester.chain(settled(messages)[lead:], seed)
 
     def run(self) -> Flow[tuple[Sequence[Message], Recipe]]:
         """The view of the whole history and its recipe."""
@@ -102,7 +103,7 @@ class Fold:
         view, origins = recipe.apply(self.base)
         tokens = self.measure.tokens(view)
         if tokens > self.limits.prompt:
-            # What stands behind the last point (a reminder, a note) is too much, or the lead's rounding.
+            # What stands behind the last point, or will not stay, is too much; or the lead's rounding was.
             compacted = yield from self._compact(view, origins, self.base, self.measure.tokens, is_last=True)
             if compacted is not None:
                 recipe = compacted
@@ -114,7 +115,7 @@ class Fold:
         return (self.messages if recipe is UNTOUCHED and self.base is self.messages else view), recipe
 
     def _step(self, recipe: Recipe, end: int, is_last: bool) -> Flow[Recipe]:
-        history = self.base[:end]
+        history = settled(self.base[:end])
         view, origins = recipe.apply(history)
         high = self.limits.high
         if self.measure.head + sum(map(self.measure.cost, view[len(self.measure.lead) :])) <= high:
@@ -153,7 +154,7 @@ class Fold:
                     counter=self.settings.counter,
                     count=lambda turns: size(flatten_turns(turns)),
                     is_refused=lambda turns: not refused and self.measure.is_refused(flatten_turns(turns)),
-                    may_ask_model=is_last,
+                    may_ask_model=is_last and self.may_ask_model,
                 )
                 result = yield from strategy.compact_flow(turns, context)
                 if context.is_deferred:
@@ -216,32 +217,6 @@ class Fold:
             raise StrategyError(f"a strategy that runs on first sight must keep every message ({names})")
         unchanged = all(new is old for new, old in zip(base, messages, strict=True))
         return messages if unchanged else base
-
-
-def call_points(messages: Sequence[Message]) -> list[int]:
-    """Lengths of the history at which an agent called the model, ascending; the last is this call.
-
-    That is before each assistant message, and at the end. User and system messages that stand behind
-    tool results (reminders) are not counted in: agents add them for one call and take them away again.
-    """
-    lead = lead_length(messages)
-    calls = [i for i, m in enumerate(messages) if m.get("role") == "assistant" and i > lead]
-    return sorted({_durable(messages, end) for end in (*calls, len(messages))})
-
-
-def _durable(messages: Sequence[Message], end: int) -> int:
-    shorter = end
-    while shorter > 0 and messages[shorter - 1].get("role") in ("user", "system", "developer"):
-        if is_text_result(messages[shorter - 1]):
-            break
-        shorter -= 1
-    if shorter > 0 and _is_result(messages[shorter - 1]):
-        return shorter
-    return end
-
-
-def _is_result(message: Message) -> bool:
-    return message.get("role") in RESULT_ROLES or is_text_result(message)
 
 
 def _check_strategy(strategy: CompactionStrategy, before: Sequence[Turn], after: Sequence[Turn]) -> None:

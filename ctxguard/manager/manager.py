@@ -13,7 +13,7 @@ from ctxguard.errors import BudgetError, ConfigurationError, ContextOverflowErro
 from ctxguard.history import UNTOUCHED, Digester, Ledger
 from ctxguard.manager.fold import Fold, Settings
 from ctxguard.manager.pins import Pins
-from ctxguard.manager.report import Fit, FitReport, Limits
+from ctxguard.manager.report import Fit, FitReport, Limits, Path
 from ctxguard.messages import (
     Message,
     Turn,
@@ -23,6 +23,7 @@ from ctxguard.messages import (
     group_turns,
     mend_messages,
 )
+from ctxguard.tokens import has_media
 from ctxguard.tokens.base import TokenCounter, Tool
 
 Mode = Literal["enforce", "observe", "off"]
@@ -106,13 +107,12 @@ class HistoryManager:
 
     def limits(self, budget: ContextBudget, output_tokens: int | None) -> Limits:
         """The limits for a call with this output limit (None: the budget's reserve)."""
-        reserve = budget.response_reserve if output_tokens is None else output_tokens
         prompt = int(budget.prompt_limit(output_tokens) / (1 + self.counter.margin))
         return Limits(
             prompt=prompt,
             high=int(prompt * budget.high_mark),
             low=int(prompt * budget.low_mark),
-            output=reserve,
+            output=budget.reserve_for(output_tokens),
             window=budget.window,
         )
 
@@ -126,10 +126,12 @@ class HistoryManager:
         budget: ContextBudget | None = None,
         prompt_limit: int | None = None,
         model: str = "",
+        observe: bool = False,
     ) -> Flow[Fit]:
         """As `fit`, as a flow: yields `ModelCall`, `Load` and `Store`, returns the `Fit`.
 
-        ``prompt_limit`` (tokens) lowers the limit further, after a refusal by the server.
+        ``prompt_limit`` (tokens) lowers the limit further, after a refusal by the server. With ``observe``
+        the messages come back as they are, whatever their size, and no model is asked.
         """
         budget = budget or self.budget
         if budget is None:
@@ -138,7 +140,10 @@ class HistoryManager:
         if limits.prompt < 1:
             raise BudgetError(
                 f"an output limit of {limits.output} tokens leaves no room for a prompt in a window of "
-                f"{budget.window}: lower it, or raise the window"
+                f"{budget.window}: lower it, or raise the window",
+                field="output_tokens",
+                value=limits.output,
+                limit=budget.window - 1,
             )
         if prompt_limit is not None and prompt_limit < limits.prompt:
             share = prompt_limit / limits.prompt
@@ -149,19 +154,21 @@ class HistoryManager:
         broken = check_messages(plain)
         mended, mendings = mend_messages(plain) if self.mend and broken else (plain, [])
         settings = Settings(self.counter, self.strategies, self.pins, self.ledger, self._digester)
-        fold = Fold(settings, mended, tools, template_kwargs, limits, model)
+        fold = Fold(settings, mended, tools, template_kwargs, limits, model, may_ask_model=not observe)
         view, recipe = yield from fold.run()
         capped = fold.base is not mended
         touched = bool(mendings) or capped or recipe is not UNTOUCHED
-        tokens = fold.measure.tokens(view)
-        if tokens > limits.prompt:
+        sent = plain if observe else view
+        tokens = fold.measure.tokens(sent)
+        if tokens > limits.prompt and not observe:
             raise self._cannot_fit(fold, view, tokens)
+        path: Path = "compacted" if fold.is_new else "known" if touched else "untouched"
         report = FitReport(
-            path="compacted" if fold.is_new else "known" if touched else "untouched",
+            path="observed" if observe else path,
             limits=limits,
             tokens_before=fold.tokens_before if fold.is_new else tokens,
             tokens_after=tokens,
-            exact=self.counter.exact and not fold.measure.is_refused(view),
+            exact=self.counter.exact and not fold.measure.is_refused(sent) and not has_media(sent),
             history=len(plain),
             steps=tuple(fold.steps if fold.is_new else fold.failed_steps),
             dropped=recipe.dropped,
@@ -169,10 +176,10 @@ class HistoryManager:
             broken_rule=broken,
             mendings=tuple(mendings),
             recomputed=fold.recomputed,
-            sent_digest=self._digester.chain(view, b"")[-1].hex() if view else "",
-            sent=view,
+            sent_digest=self._digester.chain(sent, b"")[-1].hex(),
+            sent=sent,
         )
-        return Fit(view if touched else messages, report)
+        return Fit(view if touched and not observe else messages, report)
 
     def _cannot_fit(self, fold: Fold, view: Sequence[Message], tokens: int) -> ContextOverflowError:
         turns = self.pins.mark(group_turns(view))
@@ -188,9 +195,9 @@ class HistoryManager:
         limits = fold.limits
         largest = "; largest tool schemas: " + ", ".join(f"{n} ({t})" for n, t in tools) if tools else ""
         return ContextOverflowError(
-            f"This model's maximum context length is {limits.window} tokens. The prompt cannot be made to fit: "
-            f"it needs {tokens} tokens at the least, and the limit is {limits.prompt} (with {limits.output} "
-            "reserved for the response). About: "
+            f"This model's maximum context length is {limits.window} tokens. The prompt cannot be made to "
+            f"fit: it needs {tokens} tokens at the least, and the limit is {limits.prompt} (with "
+            f"{limits.output} reserved for the response). About: "
             + ", ".join(f"{name} {size}" for name, size in parts.items())
             + largest
             + ". Raise the window, reserve less for the response, or shorten what cannot be removed.",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ctxguard.messages import BrokenRule, Mending, Message
 
-Path = Literal["untouched", "known", "compacted", "observed", "off"]
+Path = Literal["untouched", "known", "compacted", "observed"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class FitReport:
 
     Attributes:
         path: ``"untouched"`` (sent as it came), ``"known"`` (a known compaction was applied),
-            ``"compacted"`` (compacted anew), ``"observed"`` (mode observe: sent as it came, the other
-            figures say what would have been done), ``"off"``.
+            ``"compacted"`` (compacted anew), ``"observed"`` (mode observe: sent as it came; ``steps``,
+            ``dropped`` and ``altered`` say what would have been done).
         limits: what the prompt was held to.
         tokens_before: the prompt before this compaction (the known compaction applied), in tokens.
-        tokens_after: the prompt that is sent, in tokens.
+        tokens_after: the prompt that is sent, in tokens (in mode observe: as it came).
         exact: whether these are the serving template's own counts.
         steps: strategies that ran, in order.
         dropped, altered: messages left out and shortened, against the caller's list.

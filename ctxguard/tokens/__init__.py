@@ -4,13 +4,14 @@ In go OpenAI chat messages (dicts), tool schemas and what the request tells the 
 number, and whether it is exact. The manager asks before and after each compaction, strategies cut texts with
 `truncate`, the client makes a counter with `counter_for`.
 
-    base            what every counter offers
-    normalize       messages as vLLM hands them to the template; llama_cpp: what that server does differently
-    chat_template   exact: the served model's own template and tokenizer (jinja_template, segments,
-    model_folder) tiktoken        OpenAI's hosted models, by their published formulas (openai_tools)
-    approximate     a stated estimate for all others (estimate) media           images, audio and files:
-    stated upper estimates truncate        head and tail of a text within so many tokens resolve         the
-    best counter for a model
+- base: what every counter offers
+- normalize, llama_cpp: messages as vLLM hands them to the template, and what llama.cpp does differently
+- chat_template: exact, the served model's own template and tokenizer (jinja_template, segments, model_folder)
+- tiktoken: OpenAI's hosted models, by their published formulas (openai_tools)
+- approximate: a stated estimate for all others (estimate)
+- media: images, audio and files, by stated upper estimates
+- truncate: head and tail of a text within so many tokens
+- resolve: the best counter for a model
 """
 
 from ctxguard.tokens.approximate import ApproximateCounter, ApproximateCountWarning

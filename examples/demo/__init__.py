@@ -1,6 +1,8 @@
 """The main job, end to end: agents whose histories outgrow a real server's window, without and with ctxguard.
 
-    python -m examples.demo
+    make demo
+
+or, with a Python of your own: ``pip install -e ".[demo]"`` and ``python -m examples.demo``.
 
 What is real: the llama.cpp server (on loopback, 20480 tokens for each rollout), its counts and refusals, the
 Qwen3 vocabulary and chat template, the tools, and what they find in Python's own standard library. What is

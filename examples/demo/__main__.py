@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     screen = Screen()
     try:
         verdict = _run(options, screen)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         screen.say("\nStopped; the server is gone.")
         return 130
     except CtxguardError as error:
@@ -48,31 +49,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, screen: Screen) -> Verdict:
     started = time.monotonic()
     screen.say(INTRODUCTION)
-    tree = SourceTree.of_standard_library()
-    rollouts = options.rollouts
-    tasks = make_tasks(tree, rollouts=rollouts, window=options.window, seed=options.seed)
-    model_path = write_gguf(cache_folder())  # 16 MB, made once
-    counter = ChatTemplateCounter.from_folder(model_path.parent, dialect="llama.cpp")
-    with LlamaCppServer(model_path, window=options.window, slots=rollouts) as server:
-
-        async def both_phases() -> Verdict:
-            # No proxy from the environment: requests to loopback must not leave the machine.
-            http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
-            async with openai.AsyncOpenAI(
-                base_url=server.base_url, api_key="none", http_client=http_client
-            ) as client:
-                runner = Runner(client, server.model, tree, tasks, counter, screen)
-                with screen.phase(f"Unguarded: {len(tasks)} rollouts, window {options.window}", tasks):
-                    unguarded = await runner.unguarded()
-                screen.table(unguarded)
-                with screen.phase("Guarded: the same rollouts", tasks):
-                    guarded = await runner.guarded()
-                screen.table(guarded)
-                return Verdict(options.window, unguarded, guarded)
-
-        verdict = asyncio.run(both_phases())
+    model_path = write_gguf(cache_folder())  # 16 MB, made once; the tokenizer lies next to it
+    with LlamaCppServer(model_path, window=options.window, slots=options.rollouts) as server:
+        verdict = asyncio.run(_both_phases(server, options.seed, screen))
     screen.verdict(verdict, time.monotonic() - started)
     return verdict
+
+
+async def _both_phases(server: LlamaCppServer, seed: int, screen: Screen) -> Verdict:
+    _end_all_on_ctrl_c()
+    tree = SourceTree.of_standard_library()
+    tasks = make_tasks(tree, rollouts=server.slots, window=server.window, seed=seed)
+    counter = ChatTemplateCounter.from_folder(server.model_path.parent, dialect="llama.cpp")
+    # No proxy from the environment: requests to loopback must not leave the machine.
+    http = openai.DefaultAsyncHttpxClient(trust_env=False)
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", http_client=http) as client:
+        runner = Runner(client, server.model, tree, tasks, counter, screen)
+        with screen.phase(f"Unguarded: {len(tasks)} rollouts, window {server.window}", tasks):
+            unguarded = await runner.unguarded()
+        screen.table(unguarded)
+        with screen.phase("Guarded: the same rollouts", tasks):
+            guarded = await runner.guarded()
+        screen.table(guarded)
+    return Verdict(server.window, unguarded, guarded)
+
+
+def _end_all_on_ctrl_c() -> None:
+    """Let Ctrl-C cancel the main task. Python 3.10 would interrupt whichever agent happens to run."""
+    main_task = asyncio.current_task()
+    assert main_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, main_task.cancel)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

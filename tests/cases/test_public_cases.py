@@ -97,7 +97,7 @@ def test_c03_no_call_made_and_no_call_answered_are_told_apart():
 @pytest.mark.parametrize("style", ["vllm", "llama.cpp"])
 def test_c07_an_output_budget_below_one_is_a_prompt_overflow_and_is_caught_before_sending(style):
     """Window 256, prompt 272, no max_tokens: the server would say "max_tokens must be at least 1, got -16"."""
-    history = agent_history(2, result_words=110)
+    history = agent_history(2, result_words=118)
     assert WordCounter().count(history) > 256
     with WindowedServer(WordCounter(), window=256, style=style) as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0)

@@ -15,10 +15,11 @@ from ctxguard import (
     CtxguardError,
     Guard,
     ServerUnavailableError,
+    SummarizeOldTurns,
     WindowUnknownError,
 )
 from ctxguard.client.flow import Call, guarded_call
-from ctxguard.effects import Answer, Probe, Send, run_flow
+from ctxguard.effects import Answer, Load, Probe, Send, run_flow
 from ctxguard.events import Answered, Compacted, Counted, Event, Failed, OutputLimited, Refused
 from ctxguard.scope import RolloutScope
 from tests.doubles import WordCounter, agent_history, user, words
@@ -66,6 +67,8 @@ class Server:
             if isinstance(self.models, Exception):
                 raise self.models
             return self.models if effect.path == "/models" else None
+        if isinstance(effect, Load):
+            return None
         assert isinstance(effect, Send)
         self.sent.append(effect)
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
@@ -240,7 +243,9 @@ def test_observe_counts_and_reports_and_sends_the_request_as_it_came():
     run_flow(guarded_call(guard, call(agent_history(30))), server.perform)
     assert server.sent == [Send(None)]
     assert kinds(events) == ["counted", "answered"]
+    assert reports[0].path == "observed"
     assert reports[0].dropped + reports[0].altered > 0
+    assert events[0].prompt_tokens == COUNTER.count(agent_history(30))
 
 
 def test_observe_lets_what_cannot_fit_and_what_is_refused_pass_but_latches_it():
@@ -254,13 +259,22 @@ def test_observe_lets_what_cannot_fit_and_what_is_refused_pass_but_latches_it():
     assert "refused" in kinds(events)
 
 
-def test_off_does_nothing_at_all():
+def test_observe_never_asks_a_model_for_a_summary():
+    guard, events = guard_with(mode="observe", strategies=[SummarizeOldTurns(max_summary_tokens=50)])
+    server = Server()
+    run_flow(guarded_call(guard, call(agent_history(30))), server.perform)
+    assert server.sent == [Send(None)]
+    assert kinds(events) == ["counted", "answered"]
+
+
+def test_off_does_nothing_but_count_the_call():
     guard, events = guard_with(mode="off")
     server = Server()
     scope = RolloutScope("r")
     run_flow(guarded_call(guard, call([user(words(2_000))], scope=scope)), server.perform)
     assert server.sent == [Send(None)]
     assert events == []
+    assert (scope.calls.tried, scope.calls.ok) == (1, 1)
 
 
 def test_a_mode_can_be_set_for_some_calls_only():

@@ -187,7 +187,7 @@ def drive(
 ) -> Run:
     run, history, chance = Run(), list(TASK), random.Random(5)
     for number in range(TURNS):
-        if forget and chance.random() < 0.25:
+        if forget and chance.random() < 0.1:
             guard.ledger.forget()
         run.note(send(client, server, habit(history, number)))
         history += turn(number, reasoning=reasoning)

@@ -46,8 +46,9 @@ def test_without_a_budget_it_says_what_to_pass():
 
 
 def test_an_output_limit_that_fills_the_window_is_a_contradiction():
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError) as caught:
         manager().fit([user("u")], output_tokens=1_000)
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("output_tokens", 1_000, 999)
 
 
 def test_compaction_goes_down_to_the_low_mark():
@@ -122,6 +123,12 @@ def test_messages_that_the_template_refuses_are_estimated_and_not_called_exact()
     assert fit.report.path == "untouched"
     assert not fit.report.exact
     assert fit.report.tokens_after >= 10
+
+
+def test_a_count_of_images_is_not_called_exact():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    report = manager().fit([user([image])]).report
+    assert not report.exact
 
 
 def test_call_points_are_where_an_agent_called_the_model():
