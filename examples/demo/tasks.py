@@ -12,7 +12,7 @@ from examples.demo.tools import SourceTree, ToolCall
 
 PACKAGES = ("asyncio", "email", "logging", "xml", "importlib", "urllib", "unittest", "http")
 FORMS: tuple[Form, ...] = ("native", "text", "parallel", "reminder", "native", "native", "native", "native")
-READS = (240, 250, 130, 240, 240, 280, 260, 280)
+READS = (220, 200, 110, 240, 200, 220, 230, 240)
 """Lines that the agents read at a time, in a window of 20480 tokens."""
 
 WHOLE_FILE = 4
@@ -90,7 +90,7 @@ class Task:
         return found / len(self.names) if self.names else 0.0
 
     def _read(self, path: str, line: int) -> ToolCall:
-        first = max(1, line - 10)
+        first = max(1, line - self.read_lines // 2)
         return ToolCall("read_file", {"path": path, "first_line": first, "lines": self.read_lines})
 
 
