@@ -11,11 +11,11 @@ import inspect
 import logging
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, overload
 
 from ctxguard.client.overflow import classify, facts_of
 from ctxguard.errors import ContextOverflowError
@@ -23,7 +23,8 @@ from ctxguard.scope import CallCounts, RolloutScope, open_scope
 
 logger = logging.getLogger("ctxguard")
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+_AsyncRollout: TypeAlias = Callable[P, Coroutine[Any, Any, "RolloutOutcome"]]
 
 
 class FailureReason(str, Enum):
@@ -107,8 +108,32 @@ class RolloutOutcome:
         }
 
 
+class _Decorator(Protocol):
+    """What `guarded_rollout` with options returns: it keeps parameters and coroutine-ness."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, Any]]) -> _AsyncRollout[P]: ...
+    @overload
+    def __call__(self, function: Callable[P, Any]) -> Callable[P, RolloutOutcome]: ...
+
+
+@overload
+def guarded_rollout(function: Callable[P, Coroutine[Any, Any, Any]]) -> _AsyncRollout[P]: ...
+@overload
+def guarded_rollout(function: Callable[P, Any]) -> Callable[P, RolloutOutcome]: ...
+@overload
 def guarded_rollout(
-    function: Function | None = None,
+    *,
+    rollout_id: str | Callable[..., str] | None = None,
+    attempt_id: str | Callable[..., str | None] | None = None,
+    reward_of: Callable[[Any], Any] | None = None,
+    accept_after_recovery: bool = False,
+    require_calls: bool = True,
+) -> _Decorator: ...
+
+
+def guarded_rollout(
+    function: Callable[..., Any] | None = None,
     *,
     rollout_id: str | Callable[..., str] | None = None,
     attempt_id: str | Callable[..., str | None] | None = None,
@@ -139,7 +164,7 @@ def guarded_rollout(
         'succeeded'
     """
 
-    def decorate(function: Function) -> Any:
+    def decorate(function: Callable[..., Any]) -> Any:
         def settle(scope: RolloutScope, value: Any, error: Exception | None) -> RolloutOutcome:
             reward = value if reward_of is None or error is not None else reward_of(value)
             failure = _failure(scope, reward, error, accept_after_recovery, require_calls)

@@ -21,7 +21,9 @@ TOO_LONG = words(2_000)
 
 @pytest.fixture
 def server():
-    with WindowedServer(WordCounter(), window=WINDOW, model=ScriptedModel(lambda messages, tools: "ok")) as server:
+    with WindowedServer(
+        WordCounter(), window=WINDOW, model=ScriptedModel(lambda messages, tools: "ok")
+    ) as server:
         yield server
 
 

@@ -135,7 +135,8 @@ def test_a_window_given_too_large_is_learnt_and_at_least_is_not_believed(
 def test_the_disguised_overflow_is_recovered(client, vllm_server, counter):
     """A prompt that fills the window: vLLM blames max_tokens, although we sent none."""
     events: list[Event] = []
-    budget = ContextBudget(window=vllm_server.window + 200, max_prompt_tokens=vllm_server.window)
+    window = vllm_server.window
+    budget = ContextBudget(window=window + 200, max_prompt_tokens=window, high_mark=1.0)
     guard = Guard(budget, counter=counter, on_event=events.append)
     messages = [user("hi"), assistant(content="yes?"), *text_of_size(counter, vllm_server.window - 40)]
     exact = vllm_server.window - counter.count(messages)
