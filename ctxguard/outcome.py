@@ -214,6 +214,8 @@ def _failure(
     calls = scope.calls
     overflow = _overflow_in(error)
     if overflow is not None:
+        # A library may have made its own error of ours; ours has the numbers.
+        overflow = scope.failure or overflow
         return Failure(FailureReason.CONTEXT_OVERFLOW, str(overflow), _numbers(overflow))
     if error is not None:
         detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

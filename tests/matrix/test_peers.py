@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import litellm
 import openai
 import pytest
+from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+from langchain_core.exceptions import ContextOverflowError
+from langchain_openai import ChatOpenAI
 
 from ctxguard import ContextBudget, FailureReason, Guard, guarded_rollout
 from ctxguard.client.openai import OpenAIContextOverflowError
 from ctxguard.testing import ScriptedModel, WindowedServer
 from tests.doubles import WordCounter, agent_history, user, words
+
+# The peers warn of things of their own (pydantic, sockets, deprecations), which are not for us to mend.
+pytestmark = pytest.mark.filterwarnings("default")
 
 WINDOW = 1_000
 TOO_LONG = words(2_000)
@@ -31,12 +38,12 @@ def server():
 def guarded(server):
     guard = Guard(ContextBudget(window=WINDOW, max_response_tokens=100), counter=WordCounter())
     options: dict[str, Any] = {"base_url": server.base_url, "api_key": "k", "max_retries": 0}
-    return guard.wrap(openai.OpenAI(**options)), guard.wrap(openai.AsyncOpenAI(**options))
+    client = openai.OpenAI(**options)
+    yield guard.wrap(client), guard.wrap(openai.AsyncOpenAI(**options))
+    client.close()
 
 
 def test_litellm_makes_its_own_overflow_error_of_ours(guarded, server):
-    import litellm
-
     client, _ = guarded
     answer = litellm.completion(model="openai/m", messages=agent_history(30), client=client)
     assert answer.choices[0].message.content == "ok"
@@ -48,9 +55,6 @@ def test_litellm_makes_its_own_overflow_error_of_ours(guarded, server):
 
 
 def test_langchain_makes_its_own_overflow_error_of_ours(guarded, server):
-    from langchain_core.exceptions import ContextOverflowError
-    from langchain_openai import ChatOpenAI
-
     client, aclient = guarded
     model = ChatOpenAI(
         model="m",
@@ -65,21 +69,18 @@ def test_langchain_makes_its_own_overflow_error_of_ours(guarded, server):
     assert len(server.requests) == 1
 
 
-def test_the_agents_sdk_hands_our_error_through(guarded, server):
-    from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
-
+async def test_the_agents_sdk_hands_our_error_through(guarded, server):
     set_tracing_disabled(True)
     _, aclient = guarded
     agent = Agent(name="a", model=OpenAIChatCompletionsModel(model="m", openai_client=aclient))
-    assert Runner.run_sync(agent, "hi").final_output == "ok"
+    assert (await Runner.run(agent, "hi")).final_output == "ok"
     with pytest.raises(OpenAIContextOverflowError):
-        Runner.run_sync(agent, TOO_LONG)
+        await Runner.run(agent, TOO_LONG)
+    await aclient.close()
     assert len(server.requests) == 1
 
 
 def test_a_rollout_that_ends_in_a_librarys_own_overflow_error_is_a_context_overflow(guarded):
-    import litellm
-
     client, _ = guarded
 
     @guarded_rollout
