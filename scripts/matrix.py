@@ -31,7 +31,8 @@ def contract(python: Path, name: str, arguments: list[str]) -> int:
 
 
 def peers(python: Path, name: str, arguments: list[str]) -> int:
-    return _pytest(python, name, ["tests/matrix/test_peers.py", *arguments])
+    # The peers warn of things of their own (sockets left open, deprecations): shown, but no failure.
+    return _pytest(python, name, ["tests/matrix/test_peers.py", "-W", "default", *arguments])
 
 
 def wheel(python: Path, name: str, arguments: list[str]) -> int:

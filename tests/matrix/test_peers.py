@@ -19,9 +19,6 @@ from ctxguard.client.openai import OpenAIContextOverflowError
 from ctxguard.testing import ScriptedModel, WindowedServer
 from tests.doubles import WordCounter, agent_history, user, words
 
-# The peers warn of things of their own (pydantic, sockets, deprecations), which are not for us to mend.
-pytestmark = pytest.mark.filterwarnings("default")
-
 WINDOW = 1_000
 TOO_LONG = words(2_000)
 
