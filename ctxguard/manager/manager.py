@@ -23,8 +23,8 @@ from ctxguard.messages import (
     group_turns,
     mend_messages,
 )
-from ctxguard.tokens import has_media
 from ctxguard.tokens.base import TokenCounter, Tool
+from ctxguard.tokens.media import has_media
 
 Mode = Literal["enforce", "observe", "off"]
 Ask = Callable[[ModelCall], ModelText]
