@@ -45,7 +45,8 @@ lint: venv
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) -c 'from importlinter.cli import lint_imports_command as main; main()'
+	$(RUN) -m mypy tests/typing/api.py
+	$(RUN) -c 'from importlinter.cli import lint_imports_command as main; main(["--no-cache"])'
 
 format: venv
 	$(RUN) -m ruff check --fix-only .

@@ -315,6 +315,8 @@ class _Run:
             attempts=self.attempts,
         )
         self.guard.emit(event, self.call.scope)
+        if event.exact and event.served_tokens not in (None, event.predicted_tokens):
+            self.guard.warn_of_mismatch(self.call, event)
 
 
 def _failure_facts(error: ContextOverflowError) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +20,7 @@ from ctxguard.client.served import discover_window
 from ctxguard.compaction import CompactionStrategy
 from ctxguard.effects import Flow
 from ctxguard.errors import ConfigurationError, WindowUnknownError
-from ctxguard.events import Event
+from ctxguard.events import Answered, Event
 from ctxguard.history import Ledger, digest
 from ctxguard.manager import FitReport, HistoryManager, Mode
 from ctxguard.messages import Turn
@@ -30,6 +31,10 @@ ResponseMode = Literal["keep", "enforce"]
 Client = TypeVar("Client")
 
 MAX_URL_SCOPES = 4_096
+
+
+class CountMismatchWarning(UserWarning):
+    """A count that was to be exact is not the server's. Given once per server and model."""
 
 
 class Guard:
@@ -109,6 +114,7 @@ class Guard:
         self._managers: dict[str, HistoryManager] = {}
         self._budgets: dict[tuple[str, str], ContextBudget] = {}
         self._learnt: dict[tuple[str, str], int] = {}
+        self._mismatched: set[tuple[str, str]] = set()
         self._learnt_prompts: dict[tuple[str, str], int] = {}
         self._url_scopes: OrderedDict[tuple[str, str | None], RolloutScope] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -239,6 +245,19 @@ class Guard:
             return next(self._numbers)
         scope.config_fingerprint = scope.config_fingerprint or self.fingerprint
         return scope.begin_call()
+
+    def warn_of_mismatch(self, call: Call, event: Answered) -> None:
+        key = (call.server, call.model)
+        if key in self._mismatched:
+            return
+        self._mismatched.add(key)
+        warnings.warn(
+            f"the count of {call.model!r} was to be exact, but {call.server} counted {event.served_tokens} "
+            f"prompt tokens where we counted {event.predicted_tokens}: give the tokenizer and chat template "
+            'that the server uses (for llama.cpp also dialect="llama.cpp")',
+            CountMismatchWarning,
+            stacklevel=2,
+        )
 
     def emit(self, event: Event, scope: RolloutScope | None) -> None:
         if scope is not None:

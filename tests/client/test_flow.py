@@ -343,7 +343,7 @@ replies = st.one_of(
     st.just(Answer(None, error_body={"error": too_long(700, 900).body})),
     st.just(Refusal("Rate limit reached", 429)),
     st.just(Refusal("boom", 500)),
-    st.just(Answer("ok", prompt_tokens=1)),
+    st.just(Answer("ok")),
 )
 
 
