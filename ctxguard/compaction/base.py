@@ -28,6 +28,7 @@ class CompactionContext:
         prompt_limit: the limit of the prompt, in tokens.
         counter: counts texts (``count_text``) and cuts them (``truncate``).
         count: tokens of the whole prompt if it were made of these turns.
+        cost: tokens of one turn by itself, roughly: to find where to begin, not to decide.
         is_refused: whether the chat template refuses these turns.
         may_ask_model: False while an earlier compaction is being computed again: stored summaries may be
             used then. A strategy that would have to ask sets ``is_deferred`` and returns the turns as
@@ -40,6 +41,7 @@ class CompactionContext:
     prompt_limit: int
     counter: TokenCounter
     count: Callable[[Sequence[Turn]], int]
+    cost: Callable[[Turn], int]
     is_refused: Callable[[Sequence[Turn]], bool]
     may_ask_model: bool = True
     is_deferred: bool = False

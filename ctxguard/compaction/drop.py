@@ -27,16 +27,32 @@ class DropOldestTurns(CompactionStrategy):
         if not cuts:
             return turns
         target = context.count(turns) - context.need
-        low, high = 0, len(cuts) - 1  # the smallest cut that reaches the target, else the largest
+        # The smallest cut that reaches the target, else the largest; searched in growing steps from a guess.
+        low, high, step = 0, len(cuts) - 1, 1
+        middle = min(_guess(turns, cuts, context), max(0, high - 1))
         while low < high:
-            middle = (low + high) // 2
             if context.count(without(turns, cuts[middle])) <= target:
                 high = middle
+                middle = max(low, high - step)
             else:
                 low = middle + 1
+                middle = min(high - 1, low + step - 1)
+            step *= 2
         if low == len(cuts) - 1 and low > 0 and context.is_refused(without(turns, cuts[low])):
             low -= 1  # strict templates refuse two user messages in a row: keep the turn between them
         return without(turns, cuts[low])
+
+
+def _guess(turns: Sequence[Turn], cuts: Sequence[int], context: CompactionContext) -> int:
+    """Position of the cut that should free what is needed, by the rough cost of the turns."""
+    freed = begin = 0
+    for position, cut in enumerate(cuts):
+        dropped = (t for t in turns[begin:cut] if not (t.pinned or t.newest))
+        freed += sum(map(context.cost, dropped))
+        begin = cut
+        if freed >= context.need:
+            return position
+    return len(cuts) - 1
 
 
 def allowed_cuts(turns: Sequence[Turn], keep_last_turns: int = 1) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ctxguard.compaction.base import CompactionContext, CompactionStrategy, shorten
 from ctxguard.compaction.drop import allowed_cuts, without
 from ctxguard.effects import Flow, Load, ModelCall, ModelText, Store
-from ctxguard.history import Digester, digest
+from ctxguard.history import digest, text_digest
 from ctxguard.messages import Message, Turn, part_texts, reasoning_of, text_of, tool_calls_of, with_part_texts
 from ctxguard.messages.content import call_arguments, call_name
 
@@ -60,7 +60,7 @@ class SummarizeOldTurns(CompactionStrategy):
         if not transcript:
             context.notes.append("summary: the oldest turn does not fit the summary request")
             return turns
-        key = digest(b"summary", repr(self).encode(), Digester().text(transcript))
+        key = digest(b"summary", repr(self).encode(), text_digest(transcript))
         summary = yield Load(key)
         if summary is None:
             if not context.may_ask_model:

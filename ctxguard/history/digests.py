@@ -11,41 +11,60 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from ctxguard.messages import Message, reasoning_of, tool_calls_of
+from ctxguard.messages import Message, part_texts, reasoning_of, tool_calls_of
 from ctxguard.messages.content import call_arguments, call_name
 
 DIGEST_BYTES = 16
-_SHORT = 128  # characters below which hashing is as cheap as looking up
 
 
-class TextMemo:
-    """Remembers a value per string *object*, so that an unchanged history is not hashed again.
+class MessageMemo:
+    """Remembers the digest of a message by the identity of its strings.
 
-    The OpenAI SDK hands over new lists and dicts on every call, but the content strings keep their
-    identity. Strings cannot change, and the memo holds a reference to each so that its id is not
-    given to another one. Bounded by the characters held; when full, it starts anew.
+    The OpenAI SDK hands over new lists and dicts on every call, but the strings in them keep their
+    identity. Strings cannot change, so an edit in place brings another string; the memo holds a
+    reference to each so that its id is not given to another one. Bounded by the characters held; when
+    full, it starts anew.
     """
 
     def __init__(self, max_characters: int = 64_000_000) -> None:
-        self._values: dict[tuple[str, int], tuple[str, bytes]] = {}
+        self._digests: dict[tuple[Any, ...], tuple[list[str], bytes]] = {}
         self._characters = 0
         self._max_characters = max_characters
 
-    def get(self, purpose: str, text: str, compute: Callable[[str], bytes]) -> bytes:
-        """``compute(text)``, remembered for this very string object and purpose."""
-        if len(text) < _SHORT:
-            return compute(text)
-        key = (purpose, id(text))
-        found = self._values.get(key)
-        if found is not None and found[0] is text:
-            return found[1]
-        value = compute(text)
-        self._characters += len(text)
-        if self._characters > self._max_characters:
-            self._values.clear()
-            self._characters = len(text)
-        self._values[key] = (text, value)
-        return value
+    def get(self, message: Message, compute: Callable[[Message], bytes]) -> bytes:
+        """``compute(message)``, remembered for these very strings."""
+        strings: list[str] = []
+        shape = _shape(message, strings)
+        if shape is None:
+            return compute(message)
+        key = (*shape, *map(id, strings))
+        found = self._digests.get(key)
+        if found is None:
+            self._characters += sum(map(len, strings))
+            if self._characters > self._max_characters:
+                self._digests.clear()
+                self._characters = sum(map(len, strings))
+            found = self._digests[key] = (strings, compute(message))
+        return found[1]
+
+
+def _shape(message: Message, strings: list[str]) -> tuple[Any, ...] | None:
+    """How a message is built up from strings, which are appended; None where it holds anything else."""
+    content = message.get("content")
+    reasoning = reasoning_of(message)
+    texts = part_texts(message)
+    calls = tool_calls_of(message)
+    for call in calls:
+        arguments = call_arguments(call)
+        if not isinstance(arguments, str):
+            return None
+        strings += (call_name(call), arguments)
+    if any(text is None for text in texts):
+        return None
+    strings += [text for text in texts if text is not None]
+    if reasoning:
+        strings.append(reasoning)
+    return (message.get("role"), content is None or isinstance(content, str), len(texts), len(calls))
 
 
 def digest(*pieces: bytes) -> bytes:
@@ -57,16 +76,17 @@ def digest(*pieces: bytes) -> bytes:
     return state.digest()
 
 
-def _text_digest(text: str) -> bytes:
+def text_digest(text: str) -> bytes:
+    """Digest of a text."""
     # A JSON body can carry lone surrogates; they must not raise here.
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def _arguments_digest(text: str) -> bytes:
     try:
-        return _text_digest(_canonical(json.loads(text)))
+        return text_digest(_canonical(json.loads(text)))
     except (ValueError, RecursionError):
-        return _text_digest(text)
+        return text_digest(text)
 
 
 def _canonical(value: Any) -> str:
@@ -77,40 +97,40 @@ class Digester:
     """Digests messages and histories; cheap where their strings were seen before."""
 
     def __init__(self) -> None:
-        self._memo = TextMemo()
-
-    def text(self, text: str) -> bytes:
-        """Digest of a text."""
-        return self._memo.get("text", text, _text_digest)
+        self._memo = MessageMemo()
 
     def message(self, message: Message) -> bytes:
         """Digest of what a template renders of the message."""
+        return self._memo.get(message, self._message)
+
+    def _message(self, message: Message) -> bytes:
         pieces = [str(message.get("role")).encode(), *self._content(message.get("content"))]
         reasoning = reasoning_of(message)
         if reasoning:
-            pieces += [b"reasoning", self.text(reasoning)]
+            pieces += [b"reasoning", text_digest(reasoning)]
         for call in tool_calls_of(message):
             arguments = call_arguments(call)
             pieces += [b"call", call_name(call).encode("utf-8", "surrogatepass")]
             if isinstance(arguments, str):
-                pieces.append(self._memo.get("arguments", arguments, _arguments_digest))
+                pieces.append(_arguments_digest(arguments))
             elif arguments is not None:
-                pieces.append(_text_digest(_canonical(arguments)))
+                pieces.append(text_digest(_canonical(arguments)))
         return digest(*pieces)
 
-    def _content(self, content: Any) -> list[bytes]:
+    @staticmethod
+    def _content(content: Any) -> list[bytes]:
         if content is None or content == "":
             return []
         if isinstance(content, str):
-            return [b"text", self.text(content)]
+            return [b"text", text_digest(content)]
         pieces: list[bytes] = []
         for part in content:
             text = part if isinstance(part, str) else part.get("text", part.get("refusal"))
             if isinstance(text, str):
-                pieces += [b"text", self.text(text)]
+                pieces += [b"text", text_digest(text)]
             else:
                 bare = {key: value for key, value in part.items() if key != "cache_control"}
-                pieces += [b"part", _text_digest(_canonical(bare))]
+                pieces += [b"part", text_digest(_canonical(bare))]
         return pieces
 
     def chain(self, messages: Sequence[Message], seed: bytes) -> list[bytes]:

@@ -9,8 +9,21 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ctxguard.history.recipe import Recipe
+
+
+class Known(NamedTuple):
+    """What is known of a history: its recipe, and an upper bound of its view's size.
+
+    Attributes:
+        recipe: what it is compacted to.
+        tokens: size of the view, in tokens as decisions are made on them; at most so many.
+    """
+
+    recipe: Recipe
+    tokens: int
 
 
 class Ledger:
@@ -22,7 +35,7 @@ class Ledger:
     """
 
     def __init__(self, max_entries: int = 65_536, max_summaries: int = 4_096) -> None:
-        self._recipes: OrderedDict[bytes, Recipe] = OrderedDict()
+        self._recipes: OrderedDict[bytes, Known] = OrderedDict()
         self._summaries: OrderedDict[bytes, str] = OrderedDict()
         self._announced: OrderedDict[bytes, None] = OrderedDict()
         self._max_entries = max_entries
@@ -32,21 +45,21 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._recipes)
 
-    def longest(self, chain: Sequence[bytes], ends: Sequence[int]) -> tuple[int, Recipe] | None:
-        """The longest known one of the prefixes that end at ``ends`` (ascending), as (position, recipe)."""
+    def longest(self, chain: Sequence[bytes], ends: Sequence[int]) -> tuple[int, Known] | None:
+        """The longest known one of the prefixes that end at ``ends`` (ascending): its position, and it."""
         with self._lock:
             for position in range(len(ends) - 1, -1, -1):
                 key = chain[ends[position]]
-                recipe = self._recipes.get(key)
-                if recipe is not None:
+                known = self._recipes.get(key)
+                if known is not None:
                     self._recipes.move_to_end(key)
-                    return position, recipe
+                    return position, known
         return None
 
-    def put(self, key: bytes, recipe: Recipe) -> None:
-        """Remember the recipe of a history."""
+    def put(self, key: bytes, known: Known) -> None:
+        """Remember what is known of a history."""
         with self._lock:
-            self._recipes[key] = recipe
+            self._recipes[key] = known
             self._recipes.move_to_end(key)
             while len(self._recipes) > self._max_entries:
                 self._recipes.popitem(last=False)

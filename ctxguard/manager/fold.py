@@ -15,7 +15,7 @@ from typing import Any
 from ctxguard.compaction import CompactionContext, CompactionStrategy
 from ctxguard.effects import Flow
 from ctxguard.errors import StrategyError
-from ctxguard.history import UNTOUCHED, Digester, Ledger, Recipe, digest
+from ctxguard.history import UNTOUCHED, Digester, Known, Ledger, Recipe, digest
 from ctxguard.manager.measure import Measure
 from ctxguard.manager.pins import Pins
 from ctxguard.manager.points import call_points, settled
@@ -76,6 +76,7 @@ class Fold:
         self.tokens_before = 0
         self.is_new = False
         self.recomputed = 0
+        self._last: tuple[Recipe, Sequence[Message], tuple[list[Message], list[int | None]]] | None = None
         self.base = self._on_first_sight(messages)
         lead = len(self.measure.lead)
         seed = digest(
@@ -93,40 +94,60 @@ class Fold:
     def run(self) -> Flow[tuple[Sequence[Message], Recipe]]:
         """The view of the whole history and its recipe."""
         ends = call_points(self.messages)
-        known = self.settings.ledger.longest(self._chain, ends)
-        position, recipe = (-1, UNTOUCHED) if known is None else known
+        found = self.settings.ledger.longest(self._chain, ends)
+        if found is None:
+            position, known, start = -1, Known(UNTOUCHED, self.measure.head), len(self.measure.lead)
+        else:
+            position, known = found
+            start = ends[position]
         for end in ends[position + 1 :]:
             is_last = end == ends[-1]
-            recipe = yield from self._step(recipe, end, is_last)
-            self.recomputed += not is_last and known is None
-            self.settings.ledger.put(self._chain[end], recipe)
-        view, origins = recipe.apply(self.base)
-        tokens = self.measure.tokens(view)
-        if tokens > self.limits.prompt:
+            known = yield from self._step(known, start, end, is_last)
+            start = end
+            self.recomputed += not is_last and found is None
+            self.settings.ledger.put(self._chain[end], known)
+        recipe = known.recipe
+        view, origins = self._view(recipe, self.base)
+        if self.measure.tokens(view) > self.limits.prompt:
             # What stands behind the last point, or will not stay, is too much; or the lead's rounding was.
             compacted = yield from self._compact(view, origins, self.base, self.measure.tokens, is_last=True)
             if compacted is not None:
-                recipe = compacted
-                view, _ = recipe.apply(self.base)
+                recipe = compacted.recipe
+                view, _ = self._view(recipe, self.base)
         if self.steps:
             # An agent's note at the end of its last call makes this call compute the same recipe again.
             key = digest(self._chain[recipe.covers], repr(recipe).encode("utf-8", "surrogatepass"))
             self.is_new = self.settings.ledger.announce(key)
         return (self.messages if recipe is UNTOUCHED and self.base is self.messages else view), recipe
 
-    def _step(self, recipe: Recipe, end: int, is_last: bool) -> Flow[Recipe]:
-        history = settled(self.base[:end])
-        view, origins = recipe.apply(history)
-        high = self.limits.high
-        if self.measure.head + sum(map(self.measure.cost, view[len(self.measure.lead) :])) <= high:
-            return recipe
-        if self.measure.decision(view) <= high:
-            return recipe
-        compacted = yield from self._compact(view, origins, history, self.measure.decision, is_last=is_last)
-        # What does not fit is not kept: the same history is compacted anew when it comes again.
-        if compacted is None or self.measure.decision(compacted.apply(history)[0]) > self.limits.prompt:
-            return recipe
-        return compacted
+    def _step(self, known: Known, start: int, end: int, is_last: bool) -> Flow[Known]:
+        """From what is known at one point to what is known at the next.
+
+        While the messages in between cannot have brought the view over the high mark they are only added
+        up; else the view is counted. Either way the result depends on nothing but the history up to here.
+        """
+        bound = known.tokens + sum(map(self.measure.cost, self.base[start:end]))
+        if bound <= self.limits.high:
+            return Known(known.recipe, bound)
+        history = settled(self.base if end == len(self.base) else self.base[:end])
+        view, origins = self._view(known.recipe, history)
+        tokens = self.measure.decision(view)
+        if tokens > self.limits.high:
+            compacted = yield from self._compact(
+                view, origins, history, self.measure.decision, is_last=is_last
+            )
+            # What does not fit is not kept: the same history is compacted anew when it comes again.
+            if compacted is not None and compacted.tokens <= self.limits.prompt:
+                return compacted
+        return Known(known.recipe, tokens)
+
+    def _view(
+        self, recipe: Recipe, history: Sequence[Message]
+    ) -> tuple[Sequence[Message], Sequence[int | None]]:
+        """The recipe applied to a history; the last one is remembered, so that it is counted once."""
+        if self._last is None or self._last[0] is not recipe or self._last[1] is not history:
+            self._last = (recipe, history, recipe.apply(history))
+        return self._last[2]
 
     def _compact(
         self,
@@ -136,7 +157,7 @@ class Fold:
         size: Callable[[Sequence[Message]], int],
         *,
         is_last: bool,
-    ) -> Flow[Recipe | None]:
+    ) -> Flow[Known | None]:
         """Run the strategies over a view. None where they could make nothing smaller."""
         turns: Sequence[Turn] = self.settings.pins.mark(group_turns(view, origins))
         before = tokens = size(view)
@@ -153,6 +174,7 @@ class Fold:
                     prompt_limit=self.limits.prompt,
                     counter=self.settings.counter,
                     count=lambda turns: size(flatten_turns(turns)),
+                    cost=self._cost,
                     is_refused=lambda turns: not refused and self.measure.is_refused(flatten_turns(turns)),
                     may_ask_model=is_last and self.may_ask_model,
                 )
@@ -172,7 +194,10 @@ class Fold:
             self.failed_steps = steps
             return None
         self.steps, self.tokens_before = steps, before
-        return Recipe.of(turns, history)
+        return Known(Recipe.of(turns, history), tokens)
+
+    def _cost(self, turn: Turn) -> int:
+        return sum(map(self.measure.cost, turn.messages))
 
     def _target(self, strategy: CompactionStrategy, turns: Sequence[Turn]) -> int:
         """Tokens down to which a strategy is to go.
@@ -183,15 +208,13 @@ class Fold:
         high = self.limits.high
         if strategy.target == "high":
             return high
-        cost = self.measure.cost
         task = first_task(turns)
         pinned = sum(
-            cost(m)
-            for i, t in enumerate(turns)
-            if t.pinned and i != task and t.kind != "system"
-            for m in t.messages
+            self._cost(turn)
+            for i, turn in enumerate(turns)
+            if turn.pinned and i != task and turn.kind != "system"
         )
-        newest = sum(cost(m) for turn in turns if turn.newest and not turn.pinned for m in turn.messages)
+        newest = sum(self._cost(turn) for turn in turns if turn.newest and not turn.pinned)
         fixed = self.measure.head + pinned + min(newest, high // 2)
         return min(high, max(self.limits.low, (fixed + high) // 2))
 
@@ -207,6 +230,7 @@ class Fold:
                 prompt_limit=self.limits.prompt,
                 counter=self.settings.counter,
                 count=lambda turns: self.measure.tokens(flatten_turns(turns)),
+                cost=self._cost,
                 is_refused=lambda turns: self.measure.is_refused(flatten_turns(turns)),
                 may_ask_model=False,
             )

@@ -99,10 +99,24 @@ def _compile(source: str, tojson: ToJson) -> tuple[Any, ContentFormat]:
         def _render(self, caller: Callable[[], str]) -> str:
             return caller()
 
+    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        """The sandbox, with its verdicts remembered: they depend on the object's type and the name alone."""
+
+        verdicts: dict[tuple[type, str], bool] = {}  # noqa: RUF012 - shared on purpose
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            key = (type(obj), attr)
+            verdict = self.verdicts.get(key)
+            if verdict is None:
+                if len(self.verdicts) > 4_096:
+                    self.verdicts.clear()
+                verdict = self.verdicts[key] = super().is_safe_attribute(obj, attr, value)
+            return verdict
+
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson

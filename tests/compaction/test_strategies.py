@@ -37,6 +37,7 @@ def context(need: int, limit: int = 1_000, refuses: Callable[[Sequence[Turn]], b
         prompt_limit=limit,
         counter=COUNTER,
         count=lambda turns: COUNTER.count(flatten_turns(turns)),
+        cost=lambda turn: COUNTER.count(turn.messages),
         is_refused=refuses,
     )
 

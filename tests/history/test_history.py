@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ctxguard.history import UNTOUCHED, Digester, Edit, Ledger, Recipe
+from ctxguard.history import UNTOUCHED, Digester, Edit, Known, Ledger, Recipe
 from ctxguard.messages import group_turns
 from tests.doubles import agent_history, assistant, call, result, user, words
 
@@ -149,18 +149,18 @@ def test_the_untouched_recipe_gives_back_the_same_objects():
 def test_the_ledger_finds_the_longest_known_prefix():
     ledger = Ledger()
     chain = [bytes([i]) for i in range(6)]
-    ledger.put(chain[2], UNTOUCHED)
-    ledger.put(chain[4], Recipe(1, ()))
-    assert ledger.longest(chain, [2, 4, 5]) == (1, Recipe(1, ()))
+    ledger.put(chain[2], Known(UNTOUCHED, 3))
+    ledger.put(chain[4], Known(Recipe(1, ()), 5))
+    assert ledger.longest(chain, [2, 4, 5]) == (1, Known(Recipe(1, ()), 5))
     assert ledger.longest(chain, [3, 5]) is None
 
 
 def test_the_ledger_is_bounded_and_forgets_what_was_not_used():
     ledger = Ledger(max_entries=2, max_summaries=1)
     for key in (b"a", b"b"):
-        ledger.put(key, UNTOUCHED)
+        ledger.put(key, Known(UNTOUCHED, 0))
     ledger.longest([b"a"], [0])
-    ledger.put(b"c", UNTOUCHED)
+    ledger.put(b"c", Known(UNTOUCHED, 0))
     assert len(ledger) == 2
     assert ledger.longest([b"b"], [0]) is None
     ledger.put_summary(b"1", "x")
@@ -171,6 +171,6 @@ def test_the_ledger_is_bounded_and_forgets_what_was_not_used():
 def test_the_memo_of_texts_is_bounded():
     digester = Digester()
     digester._memo._max_characters = 10_000
-    digests = [digester.text(words(300, f"t{i}")) for i in range(50)]
+    digests = [digester.message(user(words(300, f"t{i}"))) for i in range(50)]
     assert len(set(digests)) == 50
     assert digester._memo._characters <= 10_000
