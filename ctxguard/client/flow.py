@@ -87,6 +87,7 @@ class _Run:
         self.attempts = 0
         self.sent_output = call.output_limit[1] if call.output_limit else None
         self.prompt_limit = guard.learnt_prompt_limit(call.server, call.model)
+        self.undercounted = False
 
     def enforce(self) -> Flow[Any]:
         error: Exception | None = None
@@ -103,7 +104,7 @@ class _Run:
                 if error is not None:
                     raise error
                 self._tell_answer(answer, fit)
-                if self.prompt_limit is not None:
+                if self.undercounted and self.prompt_limit is not None:
                     self.guard.learn_prompt_limit(self.call.server, self.call.model, self.prompt_limit)
                 return answer.value if answer is not None else None
             self._learn(verdict, error, fit)
@@ -237,6 +238,8 @@ class _Run:
         if real is not None and real > sent > 0:
             # The server counts more than we do: scale our limit by the same share.
             permitted = min(permitted, fit.report.limits.prompt * sent / real)
+            self.undercounted = True
+        self.undercounted = self.undercounted or not learnt
         self.prompt_limit = max(1, int(permitted))
 
     def _refused(self, verdict: Classification, fit: Fit) -> ContextOverflowError:

@@ -139,6 +139,7 @@ def test_a_smaller_window_is_learnt_from_the_refusal_and_kept_for_the_next_call(
     later = Server()
     run_flow(guarded_call(guard, call(agent_history(31))), later.perform)
     assert COUNTER.count(later.sent[0].messages) <= 900
+    assert guard.learnt_prompt_limit("http://s/v1", "m") is None  # the window says it all
 
 
 def test_a_lower_bound_teaches_the_limit_and_is_not_believed_as_a_size():
