@@ -14,13 +14,14 @@ PYTEST_ARGS ?=
 MATRIX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format test-vllm test-matrix venv venv-demo python clean distclean
+.PHONY: help demo test lint format reference test-vllm test-matrix venv venv-demo python clean distclean
 
 help:
 	@echo 'make demo         the main job end to end, on a real llama.cpp server (DEMO_ARGS=...)'
 	@echo 'make test         lint, types, import layers and the test suite (PYTEST_ARGS=...)'
 	@echo 'make lint         only the checks that run no test'
 	@echo 'make format       rewrite the code in the house style'
+	@echo 'make reference    write docs/reference.md anew, from the docstrings'
 	@echo 'make test-vllm    against a real vLLM on the CPU; the first time installs 3.4 GB'
 	@echo 'make test-matrix  every openai line, LiteLLM, LangChain, OpenAI Agents, the built wheel (MATRIX="openai-1 ...")'
 	@echo 'make clean        remove the virtualenv and what tools left here'
@@ -51,6 +52,9 @@ lint: venv
 format: venv
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
+
+reference: venv
+	$(RUN) docs/make_reference.py
 
 test: lint
 	$(RUN) -m pytest $(PYTEST_ARGS)
