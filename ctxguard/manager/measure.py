@@ -10,10 +10,10 @@ from ctxguard.errors import TemplateRefusedError
 from ctxguard.messages import Message, lead_length, part_texts, reasoning_of, tool_calls_of
 from ctxguard.messages.content import call_arguments, call_name
 from ctxguard.tokens.base import TokenCounter, Tool
+from ctxguard.tokens.media import media_tokens
 
 LEAD_STEP = 64
 MESSAGE_OVERHEAD = 16
-MEDIA_TOKENS = 1_024
 
 
 class Measure:
@@ -93,9 +93,8 @@ class Measure:
 
     def _message_cost(self, message: Message) -> int:
         count = self._counter.count_text
-        total = MESSAGE_OVERHEAD + count(reasoning_of(message))
-        for text in part_texts(message):
-            total += MEDIA_TOKENS if text is None else count(text)
+        total = MESSAGE_OVERHEAD + count(reasoning_of(message)) + media_tokens([message])
+        total += sum(count(text) for text in part_texts(message) if text is not None)
         for call in tool_calls_of(message):
             arguments = call_arguments(call)
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
