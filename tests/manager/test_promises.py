@@ -11,7 +11,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ctxguard import ChatTemplateCounter, ContextBudget, ContextOverflowError, HistoryManager
+from ctxguard import (
+    CapToolResults,
+    ChatTemplateCounter,
+    ContextBudget,
+    ContextOverflowError,
+    HistoryManager,
+    default_strategies,
+)
 from ctxguard.compaction.base import shorten
 from ctxguard.manager import call_points
 from ctxguard.messages import check_messages, first_task, flatten_turns, group_turns
@@ -181,3 +188,35 @@ def test_the_compacted_form_is_its_own_fixpoint(counter, messages, window):
     except ContextOverflowError:
         return
     assert list(again.messages) == list(fit.messages)
+
+
+@settings(PROPERTY, max_examples=25)
+@given(conversations(), windows, st.randoms(use_true_random=False))
+def test_caps_and_pins_keep_the_promises_too(counter, messages, window, random):
+    def make():
+        return HistoryManager(
+            counter,
+            ContextBudget(window=window, max_response_tokens=window // 8),
+            strategies=[CapToolResults(120), *default_strategies()],
+            pin_tools=["grep"],
+        )
+
+    live = make()
+    for end in call_points(messages):
+        history = copy.deepcopy(messages[:end])
+        if random.random() < 0.3:
+            live.ledger.forget()
+        try:
+            fit = live.fit(history, TOOLS)
+        except ContextOverflowError:
+            with pytest.raises(ContextOverflowError):
+                make().fit(history, TOOLS)
+            continue
+        assert list(make().fit(history, TOOLS).messages) == list(fit.messages)
+        assert counter.count(fit.messages, tools=TOOLS) == fit.report.tokens_after <= window - window // 8
+        assert _calls_of("grep", fit.messages) == _calls_of("grep", history)
+
+
+def _calls_of(tool, messages):
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    return [call["id"] for call in calls if call["function"]["name"] == tool]
