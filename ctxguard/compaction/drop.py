@@ -45,12 +45,14 @@ class DropOldestTurns(CompactionStrategy):
 
 def _guess(turns: Sequence[Turn], cuts: Sequence[int], context: CompactionContext) -> int:
     """Position of the cut that should free what is needed, by the rough cost of the turns."""
+    rough = sum(map(context.cost, turns))
+    need = context.need * rough / max(1, context.count(turns))
     freed = begin = 0
     for position, cut in enumerate(cuts):
         dropped = (t for t in turns[begin:cut] if not (t.pinned or t.newest))
         freed += sum(map(context.cost, dropped))
         begin = cut
-        if freed >= context.need:
+        if freed >= need:
             return position
     return len(cuts) - 1
 
