@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 MATRIX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format reference test-vllm test-matrix venv venv-demo python clean distclean
+.PHONY: help demo test lint format reference test-vllm test-agl test-agl1 test-matrix venv venv-demo python clean distclean
 
 help:
 	@echo 'make demo         the main job end to end, on a real llama.cpp server (DEMO_ARGS=...)'
@@ -23,6 +23,8 @@ help:
 	@echo 'make format       rewrite the code in the house style'
 	@echo 'make reference    write docs/reference.md anew, from the docstrings'
 	@echo 'make test-vllm    against a real vLLM on the CPU; the first time installs 3.4 GB'
+	@echo 'make test-agl     against the real Agent Lightning 0.3 and 0.1.2 (Python 3.11); the first time installs 2.5 GB'
+	@echo 'make test-agl1    against the real Agent Lightning 1.0 (Python 3.12, and 3.11 for what needs torch)'
 	@echo 'make test-matrix  every openai line, LiteLLM, LangChain, OpenAI Agents, the built wheel (MATRIX="openai-1 ...")'
 	@echo 'make clean        remove the virtualenv and what tools left here'
 	@echo 'make distclean    and the big virtualenvs in the cache'
@@ -62,6 +64,24 @@ test: lint
 test-vllm: python
 	python=$$($(PYTHON) scripts/venvs.py cached vllm) && PYTHONPATH='$(CURDIR)' HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
 	  $$python -m pytest $(or $(PYTEST_ARGS),tests/vllm)
+
+# Python 3.11: Agent Lightning 0.x and verl with the CPU build of torch. The vLLM that the agents talk to runs in its
+# own environment.
+AGL_ENV := PYTHONPATH='$(CURDIR)' LITELLM_LOCAL_MODEL_COST_MAP=True HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+
+test-agl: python
+	py311=$$($(PYTHON) scripts/find_python.py 3.11) && agl=$$($$py311 scripts/venvs.py cached agl) \
+	  && vllm=$$($$py311 scripts/venvs.py cached vllm) \
+	  && $(AGL_ENV) CTXGUARD_VLLM_PYTHON=$$vllm $$agl -m pytest $(or $(PYTEST_ARGS),tests/agl)
+
+# tests/agl1 on 3.12; tests/agl1_trainer, which needs torch, on 3.11 with 1.0.2's modules from a folder of their own.
+test-agl1: python
+	py311=$$($(PYTHON) scripts/find_python.py 3.11) && py312=$$($(PYTHON) scripts/find_python.py 3.12) \
+	  && agl=$$($$py311 scripts/venvs.py cached agl) && agl1=$$($$py312 scripts/venvs.py cached agl1) \
+	  && vllm=$$($$py311 scripts/venvs.py cached vllm) && apart=$$(dirname $$(dirname $$agl))/apart \
+	  && $(AGL_ENV) CTXGUARD_VLLM_PYTHON=$$vllm $$agl1 -m pytest $(or $(PYTEST_ARGS),tests/agl1) \
+	  && $(AGL_ENV) PYTHONPATH='$(CURDIR)':$$apart/agentlightning-1.0.2:$$apart/verl-0.8.0 CTXGUARD_AGL1_PYTHON=$$agl1 \
+	  CTXGUARD_VLLM_PYTHON=$$vllm $$agl -m pytest $(or $(PYTEST_ARGS),tests/agl1_trainer)
 
 test-matrix: python
 	$(PYTHON) scripts/matrix.py $(MATRIX) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))

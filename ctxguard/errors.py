@@ -11,6 +11,8 @@
     ├── TemplateRefusedError         the chat template itself refuses these messages
     ├── StrategyError                a compaction strategy broke its contract
     ├── ServerUnavailableError       a server that was asked for its window or a count did not answer
+    ├── RolloutFailedError           a rollout ends as failed, and no error of its own says so
+    ├── FailedRolloutsError          a batch has failed rollouts, and the user chose to stop then
     └── ContextOverflowError         the prompt cannot be made to fit, or the server still refuses it
         └── ctxguard.client.openai.OpenAIContextOverflowError (also an openai.BadRequestError)
 
@@ -111,6 +113,34 @@ class ServerUnavailableError(CtxguardError):
     """
 
     url: str = ""
+
+
+class RolloutFailedError(CtxguardError):
+    """A rollout ends as failed, and no error of its own says so: it is raised for the runner to see.
+
+    Attributes:
+        reason: a `FailureReason` value, e.g. ``"no_reward"``.
+        rollout_id: the rollout.
+        attempt_id: the attempt, or None.
+    """
+
+    reason: str = ""
+    rollout_id: str = ""
+    attempt_id: str | None = None
+
+
+class FailedRolloutsError(CtxguardError):
+    """Rollouts of a batch failed, and failures are handled as ``"raise"``.
+
+    Attributes:
+        failed: how many.
+        queued: of how many.
+        reasons: their number by `FailureReason` value.
+    """
+
+    failed: int = 0
+    queued: int = 0
+    reasons: dict[str, int] = {}  # noqa: RUF012 - a class-level default; instances get their own
 
 
 class ContextOverflowError(CtxguardError):

@@ -48,6 +48,17 @@ class FailureReason(str, Enum):
     EXCEPTION = "exception"
     """The rollout raised an error that is not about length."""
 
+    # What only the trainer's side can find:
+
+    NO_ROWS = "no_rows"
+    """It has a reward, but nothing to train on reached the trainer (no prompt and response ids)."""
+
+    UNMARKED = "unmarked"
+    """The runner says that it failed and nobody said why: a crash outside of the rollout function."""
+
+    NOT_RETURNED = "not_returned"
+    """It did not end within the stated wait."""
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -24,8 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / ".ci" / "requirements"
-# Some packages pull in others that break them; a requirements file names those to take out again.
+# What pip cannot be told in one call, a requirements file says in comments: packages that others pull in and
+# that break them; packages whose own requirements contradict the rest and are not needed here; other versions
+# of a package, in a folder of their own under `apart/`, for PYTHONPATH.
 UNINSTALL = re.compile(r"^# then uninstall: (.+)$", re.MULTILINE)
+BARE = re.compile(r"^# then install without dependencies: (.+)$", re.MULTILINE)
+APART = re.compile(r"^# then install apart in (\S+): (.+)$", re.MULTILINE)
 TRIES = 2
 
 
@@ -66,6 +70,12 @@ def cached(name: str) -> Path:
         log = path.with_name(f"{path.name}.log")
         _create(path, log)
         _install(python, ["--requirement", str(file)], name, log)
+        for packages in BARE.findall(text):
+            _install(python, ["--no-deps", *packages.split()], packages, log)
+        for folder, packages in APART.findall(text):
+            # --ignore-requires-python: the modules of agentlightning 1.0 that are wanted here run on 3.11
+            options = ["--no-deps", "--ignore-requires-python", "--target", str(path / "apart" / folder)]
+            _install(python, [*options, *packages.split()], f"{packages} apart", log)
         unwanted = [package for line in UNINSTALL.findall(text) for package in line.split()]
         if unwanted:
             _run([str(python), "-m", "pip", "uninstall", "--yes", *unwanted], log)

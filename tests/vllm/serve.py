@@ -1,6 +1,7 @@
 """Start the real vLLM API server on the CPU, with the tiny model and a small window, and end it cleanly.
 
-Run inside the vLLM virtualenv (`make test-vllm`). The child is this file again: it arranges to die with its
+Run inside the vLLM virtualenv (`make test-vllm`), or with CTXGUARD_VLLM_PYTHON naming that virtualenv's Python
+(`make test-agl`). The child is this file again: it arranges to die with its
 parent and then becomes vLLM's own entry point.
 """
 
@@ -62,7 +63,8 @@ class VllmServer:
     def __enter__(self) -> VllmServer:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, __file__, "--model", str(self.model_folder)]
+        python = os.environ.get("CTXGUARD_VLLM_PYTHON") or sys.executable
+        command = [python, __file__, "--model", str(self.model_folder)]
         command += ["--served-model-name", self.model, "--host", "127.0.0.1", "--port", str(port)]
         command += ["--max-model-len", str(self.window), "--max-num-seqs", "8", "--dtype", "bfloat16"]
         command += ["--enforce-eager", "--enable-prefix-caching", "--enable-force-include-usage"]
