@@ -65,14 +65,16 @@ test-vllm: python
 	python=$$($(PYTHON) scripts/venvs.py cached vllm) && PYTHONPATH='$(CURDIR)' HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
 	  $$python -m pytest $(or $(PYTEST_ARGS),tests/vllm)
 
-# Python 3.11: Agent Lightning 0.x and verl with the CPU build of torch. The vLLM that the agents talk to runs in its
-# own environment.
+# Python 3.11: Agent Lightning 0.x and verl with the CPU build of torch; tests/agl on 0.3, tests/agl_legacy on 0.1.2,
+# which lies in a folder of its own. The vLLM that the agents talk to runs in its own environment.
 AGL_ENV := PYTHONPATH='$(CURDIR)' LITELLM_LOCAL_MODEL_COST_MAP=True HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 
 test-agl: python
 	py311=$$($(PYTHON) scripts/find_python.py 3.11) && agl=$$($$py311 scripts/venvs.py cached agl) \
 	  && vllm=$$($$py311 scripts/venvs.py cached vllm) \
-	  && $(AGL_ENV) CTXGUARD_VLLM_PYTHON=$$vllm $$agl -m pytest $(or $(PYTEST_ARGS),tests/agl)
+	  && apart=$$(dirname $$(dirname $$agl))/apart \
+	  && $(AGL_ENV) CTXGUARD_VLLM_PYTHON=$$vllm $$agl -m pytest $(or $(PYTEST_ARGS),tests/agl) \
+	  && { test -n '$(PYTEST_ARGS)' || $(AGL_ENV) PYTHONPATH=$$apart/agentlightning-0.1.2:'$(CURDIR)' $$agl -m pytest tests/agl_legacy; }
 
 # tests/agl1 on 3.12; tests/agl1_trainer, which needs torch, on 3.11 with 1.0.2's modules from a folder of their own.
 test-agl1: python

@@ -21,6 +21,8 @@ _RESPONSE_KEYS = ("data.max_response_length", *(f"{place}response_length" for pl
 _WINDOW_KEYS = tuple(
     place + key for place in _ROLLOUT for key in ("engine_kwargs.vllm.max_model_len", "max_model_len")
 )
+_AGGREGATOR = "agentlightning.trace_aggregator."
+_LEVELS = ("transition", "trajectory")
 _MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -33,12 +35,25 @@ class Length:
 
 
 @dataclass(frozen=True)
+class RowLengths:
+    """What Agent Lightning pads a row to that holds a trajectory; ``total`` is None where it is not bounded."""
+
+    prompt: Length
+    response: Length
+    total: Length | None
+
+
+@dataclass(frozen=True)
 class VerlLengths:
-    """What a configuration says; ``window`` is None where verl is left to choose it."""
+    """What a configuration says.
+
+    ``window`` is None where verl is left to choose it, ``row`` where the trainer makes a row of each call.
+    """
 
     prompt: Length
     response: Length
     window: Length | None
+    row: RowLengths | None
 
 
 def read_verl_lengths(config: Mapping[str, Any] | str | os.PathLike[str]) -> VerlLengths:
@@ -70,7 +85,28 @@ def read_verl_lengths(config: Mapping[str, Any] | str | os.PathLike[str]) -> Ver
         _missing(_RESPONSE_KEYS, place, tree)
     # Up to verl 0.6 a max_model_len of 0 means the same as null.
     window = _find(look, _WINDOW_KEYS, unset=0)
-    return VerlLengths(prompt, response, window)
+    return VerlLengths(prompt, response, window, _row_lengths(look, place, tree))
+
+
+def _row_lengths(look: Callable[[str], object], place: str, tree: Mapping[str, Any]) -> RowLengths | None:
+    """Agent Lightning's lengths of a row (0.3.0 ``verl/trainer.py:257``, 1.0.2 ``verl/trainer.py:402``)."""
+    key = _AGGREGATOR + "level"
+    level = look(key)
+    if level is None or level == "transition":
+        return None
+    if level != "trajectory":
+        raise BudgetError(
+            f"{key} is {level!r}, but Agent Lightning knows only {' and '.join(map(repr, _LEVELS))}",
+            field=key,
+            value=level,
+        )
+    keys = [(f"{_AGGREGATOR}trajectory_max_{part}_length",) for part in ("prompt", "response", "total")]
+    prompt, response, total = (_find(look, each) for each in keys)
+    if prompt is None:
+        _missing(keys[0], place, tree)
+    if response is None:
+        _missing(keys[1], place, tree)
+    return RowLengths(prompt, response, total)
 
 
 def _find(look: Callable[[str], object], keys: tuple[str, ...], *, unset: int | None = None) -> Length | None:
@@ -113,9 +149,11 @@ def _missing(keys: tuple[str, ...], place: str, tree: Mapping[str, Any]) -> NoRe
             "(hydra.compose) instead"
         )
     names = [key for key in keys if "." in key]
-    raise BudgetError(
-        f"{place} has none of {', '.join(names)}: {remedy}", field=names[0], value=None, keys=names
-    )
+    if len(names) == 1:
+        what, remedy = f"no {names[0]}", remedy.replace("one of them", "it")
+    else:
+        what = f"none of {', '.join(names)}"
+    raise BudgetError(f"{place} has {what}: {remedy}", field=names[0], value=None, keys=names)
 
 
 def _reader(tree: Mapping[str, Any]) -> Callable[[str], object]:

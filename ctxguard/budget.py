@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 DEFAULT_RESPONSE_RESERVE = 4096
 """Tokens kept free for the response when nobody says how long it may be (at most a quarter of the window)."""
+
+Level = Literal["call", "trajectory"]
+"""What a trainer makes one row of: a call, or the calls of a rollout that go on from each other."""
 
 MIN_WINDOW = 2
 """One token of prompt and one of response: servers refuse a prompt that fills the window."""
@@ -47,11 +50,18 @@ class ContextBudget(BaseModel):
     """Tokens that prompt and response may have together: the served model's context length."""
 
     max_prompt_tokens: int | None = None
-    """Upper limit of the prompt, below what the window allows; None for no other limit."""
+    """Upper limit of the prompt, below what the window allows; None for no other limit. At level
+    ``"trajectory"``: upper limit of the first prompt of each row."""
 
     max_response_tokens: int | None = None
     """Tokens kept free for the response of a request without an output limit of its own; None keeps a
-    quarter of the window free, 4096 at most."""
+    quarter of the window free, 4096 at most. At level ``"trajectory"``: the most tokens that a row has
+    behind its first prompt, answers and observations together."""
+
+    level: Level = "call"
+    """What the trainer makes one row of. ``"call"``: each call. ``"trajectory"``: the calls of a rollout
+    whose prompts go on from the call before; both limits are then the row's, both must be given, every
+    request needs an output limit, and calls must be made inside a rollout's scope."""
 
     high_mark: float = 0.97
     """Share of the prompt limit above which compaction starts."""
@@ -102,6 +112,17 @@ class ContextBudget(BaseModel):
                 1,
                 "must be at least 1 token: give a positive number, or None for no limit but the window's",
             )
+        if response is not None and response < 1:
+            raise _contradiction(
+                "max_response_tokens",
+                response,
+                1,
+                "must be at least 1 token: give a positive number, or None for the default reserve",
+            )
+        self._refuse_contradictory_marks()
+        if self.level == "trajectory":
+            self._refuse_half_a_row()
+            return self
         if prompt is not None and prompt > window:
             raise _contradiction(
                 "max_prompt_tokens",
@@ -109,13 +130,6 @@ class ContextBudget(BaseModel):
                 window,
                 f"is {prompt - window} more than the window of {window}: lower max_prompt_tokens to at most "
                 f"{window}, or raise window if the server allows it",
-            )
-        if response is not None and response < 1:
-            raise _contradiction(
-                "max_response_tokens",
-                response,
-                1,
-                "must be at least 1 token: give a positive number, or None for the default reserve",
             )
         if response is not None and response >= window:
             raise _contradiction(
@@ -135,6 +149,9 @@ class ContextBudget(BaseModel):
                 f"of {window}: lower max_prompt_tokens to {window - response} or max_response_tokens by "
                 f"{over}, or raise window if the server allows it",
             )
+        return self
+
+    def _refuse_contradictory_marks(self) -> None:
         if not 0 < self.high_mark <= 1:
             raise _contradiction(
                 "high_mark",
@@ -150,17 +167,34 @@ class ContextBudget(BaseModel):
                 f"must be more than 0 and less than high_mark={self.high_mark}, so that a compaction makes "
                 "room for more than one call: e.g. low_mark=0.6",
             )
-        return self
+
+    def _refuse_half_a_row(self) -> None:
+        """At level "trajectory" both limits are the row's; what they leave of the window does not matter."""
+        for field, value in (
+            ("max_prompt_tokens", self.max_prompt_tokens),
+            ("max_response_tokens", self.max_response_tokens),
+        ):
+            if value is None:
+                raise BudgetError(
+                    f'level="trajectory" needs {field}: give what the trainer pads its rows to '
+                    "(trajectory_max_prompt_length and trajectory_max_response_length of Agent Lightning's "
+                    "trace_aggregator)",
+                    field=field,
+                    value=None,
+                )
 
     @property
     def response_reserve(self) -> int:
         """Tokens kept free for the response when the request has no output limit of its own.
 
-        ``max_response_tokens``, or a quarter of the window, 4096 at most and 1 at least.
+        ``max_response_tokens``, or a quarter of the window, 4096 at most and 1 at least. At level
+        ``"trajectory"`` the answers of a row share ``max_response_tokens``, so it is a quarter of that.
         """
-        if self.max_response_tokens is not None:
-            return self.max_response_tokens
-        return max(1, min(DEFAULT_RESPONSE_RESERVE, self.window // 4))
+        response = self.max_response_tokens
+        if response is not None and self.level == "call":
+            return response
+        share = self.window if response is None else min(self.window, response)
+        return max(1, min(DEFAULT_RESPONSE_RESERVE, share // 4))
 
     def reserve_for(self, output_tokens: int | None) -> int:
         """Tokens kept free for the response of a request with this output limit.
@@ -177,10 +211,26 @@ class ContextBudget(BaseModel):
 
         Returns:
             The smaller of ``max_prompt_tokens`` and what the response leaves of the window. 0 or less
-            means that the output limit alone leaves no room for a prompt.
+            means that the output limit alone leaves no room for a prompt. At level ``"trajectory"`` this is
+            the limit of a prompt that starts a row.
         """
         room = self.window - self.reserve_for(output_tokens)
         return room if self.max_prompt_tokens is None else min(self.max_prompt_tokens, room)
+
+    def joining_limit(self, first_prompt_tokens: int, output_tokens: int) -> int:
+        """The most tokens that a prompt may have which joins a row (level ``"trajectory"``).
+
+        Args:
+            first_prompt_tokens: tokens of the row's first prompt.
+            output_tokens: the request's output limit.
+
+        Returns:
+            What the row and the window leave, with room for the answer.
+        """
+        row = self.window
+        if self.max_response_tokens is not None:
+            row = min(row, first_prompt_tokens + self.max_response_tokens)
+        return row - output_tokens
 
     def with_window(self, window: int, *, source: str = "learnt") -> ContextBudget:
         """The same budget in another window, e.g. one that the server told or an error revealed.
@@ -193,6 +243,8 @@ class ContextBudget(BaseModel):
             BudgetError: ``window`` is less than 2 or not an int.
         """
         ContextBudget(window=window)  # refuses what is no window
+        if self.level == "trajectory":
+            return self.model_copy(update={"window": window, "source": source})
         prompt, response = self.max_prompt_tokens, self.max_response_tokens
         if response is not None:
             prompt_room = self.window - response if prompt is None else prompt
@@ -222,6 +274,12 @@ class ContextBudget(BaseModel):
         characters, and ``data.truncation`` cuts only the data set's own prompts; neither bounds a
         request.
 
+        Of Agent Lightning's part ``agentlightning.trace_aggregator`` is read. With its level
+        ``"trajectory"`` so is the budget's, and the limits are ``trajectory_max_prompt_length`` and
+        ``trajectory_max_response_length``; ``trajectory_max_total_length`` bounds the window. Without a
+        level there it is ``"call"``: 0.3 and 1.0 have different defaults, so pass the composed
+        configuration.
+
         Args:
             config: a mapping, an OmegaConf object, or the path of a (Hydra) YAML file. Of a file, only
                 what stands in it is read, not what its ``defaults`` name.
@@ -237,7 +295,7 @@ class ContextBudget(BaseModel):
             20480
         """
         found = read_verl_lengths(config)
-        prompt, response, served = found.prompt, found.response, found.window
+        prompt, response, served, row = found.prompt, found.response, found.window, found.row
         source = "verl"
         if window is not None:
             source = "explicit"
@@ -245,6 +303,14 @@ class ContextBudget(BaseModel):
             window = served.tokens
         else:
             window = prompt.tokens + response.tokens
+        if row is not None:
+            return cls(
+                window=window if row.total is None else min(window, row.total.tokens),
+                max_prompt_tokens=row.prompt.tokens,
+                max_response_tokens=row.response.tokens,
+                level="trajectory",
+                source=source,
+            )
         total = prompt.tokens + response.tokens
         if total > window:
             over = total - window
@@ -289,6 +355,8 @@ def _complaint(field: str, kind: str, value: object) -> str:
         near = difflib.get_close_matches(field, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(fields)}"
         return f"a budget has no field {field} (value {value!r}): {hint}"
+    if kind == "literal_error":
+        return f"{field}={value!r} must be 'call' or 'trajectory'"
     wanted = {
         "window": "a whole number of tokens (an int)",
         "max_prompt_tokens": "a whole number of tokens (an int) or None",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ctxguard.messages import Message
 
@@ -20,10 +20,47 @@ class Send:
     Attributes:
         messages: what to send in place of the caller's messages; None sends the request as it came.
         output_limit: ``(field, tokens)`` to set in the request, None leaves the request's own.
+        token_ids: the answer is to bring the token ids of prompt and answer, if the server returns them:
+            ``"read"`` takes what comes, ``"ask"`` also asks for them in the request (``return_token_ids``).
     """
 
     messages: Sequence[Message] | None
     output_limit: tuple[str, int] | None = None
+    token_ids: Literal["read", "ask"] | None = None
+
+
+class TokenIds:
+    """Token ids of an answer and its prompt; those of a stream arrive as the caller reads it.
+
+    Attributes:
+        prompt: ids of the prompt, None where the server does not return them.
+        generated: ids of the answer's first choice, likewise.
+    """
+
+    def __init__(self) -> None:
+        self.prompt: list[int] | None = None
+        self.generated: list[int] | None = None
+        self._complete = False
+        self._then: Callable[[TokenIds], None] | None = None
+
+    def read(self, prompt: list[int] | None, generated: list[int] | None) -> None:
+        """Take what an answer or a chunk of it brings."""
+        self.prompt = self.prompt or prompt
+        if generated is not None:
+            self.generated = [*(self.generated or ()), *generated]
+
+    def complete(self) -> None:
+        """The answer is read to its end."""
+        self._complete = True
+        if self._then is not None:
+            self._then(self)
+
+    def then(self, call: Callable[[TokenIds], None]) -> None:
+        """Call this when the answer is complete: at once, or as its last chunk is read."""
+        if self._complete:
+            call(self)
+        else:
+            self._then = call
 
 
 @dataclass(frozen=True)
@@ -35,6 +72,7 @@ class Answer:
         prompt_tokens, completion_tokens: usage as the server reports it, None where it does not (yet).
         finish_reason: of the first choice, None where unknown.
         error_body: the body of an error that came with status 200, else None.
+        token_ids: of prompt and answer, where they were wanted.
     """
 
     value: Any
@@ -42,6 +80,7 @@ class Answer:
     completion_tokens: int | None = None
     finish_reason: str | None = None
     error_body: Mapping[str, Any] | None = None
+    token_ids: TokenIds | None = None
 
 
 @dataclass(frozen=True)

@@ -152,3 +152,42 @@ class OutputLimited(Event):
     field: str
     before: int | None
     after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldAdded(Event):
+    """The request went out with a field that the caller did not set.
+
+    Attributes:
+        field: name of the request field, e.g. ``"return_token_ids"``.
+        value: its value.
+        reason: what it is for.
+    """
+
+    kind: ClassVar[str] = "field_added"
+    field: str
+    value: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(Event):
+    """An answered call has its place among the rows that a trainer merges calls into (level "trajectory").
+
+    Attributes:
+        row: running number of the row in its rollout, from 1.
+        starts: whether the call starts the row (or may, where the trainer's order of calls is not known).
+        prompt_tokens: tokens of its prompt, as the server has them where it returned the ids.
+        first_prompt_tokens: tokens of the row's first prompt.
+        row_limit: the most tokens that its prompt might have there.
+        conditional: why this, and so the promise that the row is neither cut nor dropped, is not certain;
+            ``""`` where it is.
+    """
+
+    kind: ClassVar[str] = "placed"
+    row: int
+    starts: bool
+    prompt_tokens: int
+    first_prompt_tokens: int
+    row_limit: int
+    conditional: str

@@ -51,7 +51,7 @@ class FailureReason(str, Enum):
     # What only the trainer's side can find:
 
     NO_ROWS = "no_rows"
-    """It has a reward, but nothing to train on reached the trainer (no prompt and response ids)."""
+    """It did not fail, but nothing to train on reached the trainer (no prompt and response ids)."""
 
     UNMARKED = "unmarked"
     """The runner says that it failed and nobody said why: a crash outside of the rollout function."""

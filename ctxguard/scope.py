@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from ctxguard.errors import ContextOverflowError
 from ctxguard.events import Answered, Compacted, Counted, Event, Refused
+from ctxguard.segments import Segments
 
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)(?:/attempt/([^/]+))?")
 _current: ContextVar[RolloutScope | None] = ContextVar("ctxguard_scope", default=None)
@@ -55,6 +56,7 @@ class RolloutScope:
         failure: the first unrecoverable overflow, kept even if the agent swallowed it.
         answered_after_failure: whether a later call was answered.
         config_fingerprint: digest of the settings of the guard that its calls went through.
+        segments: the rows that a trainer makes of its calls (with a budget of level ``"trajectory"``).
         closed: True once the rollout has ended; a closed scope takes no more calls.
     """
 
@@ -67,6 +69,7 @@ class RolloutScope:
     answered_after_failure: bool = False
     config_fingerprint: str = ""
     closed: bool = False
+    segments: Segments = field(default_factory=Segments, repr=False, compare=False)
     _counts: CallCounts = field(default_factory=CallCounts, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 

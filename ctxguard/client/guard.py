@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from ctxguard.budget import ContextBudget
 from ctxguard.client.flow import Call
-from ctxguard.client.served import discover_window
+from ctxguard.client.served import ModelServer, discover_window
 from ctxguard.compaction import CompactionStrategy
 from ctxguard.effects import Flow
 from ctxguard.errors import ConfigurationError, WindowUnknownError
@@ -60,6 +60,8 @@ class Guard:
         on_event: called with every `Event`; its exceptions pass through.
         on_report: called with every `FitReport` (holds the messages sent).
         ledger: a shared ledger; None makes one.
+        model_server: where the guard's own requests (window, summaries) go, if the clients' base URL is a
+            gateway's that would not forward them or would record them; None takes the clients' server.
 
     Example:
         >>> from ctxguard import Guard, ContextBudget
@@ -85,6 +87,7 @@ class Guard:
         on_event: Callable[[Event], None] | None = None,
         on_report: Callable[[FitReport], None] | None = None,
         ledger: Ledger | None = None,
+        model_server: ModelServer | None = None,
     ) -> None:
         _one_of("mode", mode, Mode)
         _one_of("response", response, ResponseMode)
@@ -98,6 +101,7 @@ class Guard:
         self.max_attempts = max_attempts
         self.on_event = on_event
         self.on_report = on_report
+        self.model_server = model_server
         self._counter = counter
         self._tokenizer = tokenizer
         self._template = template

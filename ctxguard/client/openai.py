@@ -11,12 +11,14 @@ import re
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import openai
 from openai.types.chat import ChatCompletion
 
 from ctxguard.client.flow import Call, guarded_call
+from ctxguard.client.tracing import name_unanswered_span, untraced
 from ctxguard.effects import (
     Answer,
     Effect,
@@ -36,6 +38,7 @@ from ctxguard.tokens import request_template_kwargs
 
 if TYPE_CHECKING:
     from ctxguard.client.guard import Guard
+    from ctxguard.client.served import ModelServer
 
 Client = TypeVar("Client")
 
@@ -140,11 +143,12 @@ class _Request:
         if isinstance(effect, Send):
             options = _with(self.options, effect)
             return lambda: self.send(options), lambda value: _answer(value, self.is_stream)
-        plain = _plain(self.client, self.base)
+        elsewhere = self.guard.model_server
+        plain = _plain(self.client, self.base, elsewhere)
         if isinstance(effect, Probe):
-            return lambda: plain.get(_probe_url(self.client, effect), cast_to=object), lambda value: value
+            return lambda: plain.get(_probe_url(plain, effect), cast_to=object), lambda value: value
         if isinstance(effect, ModelCall):
-            body = _summary_body(effect, self.body)
+            body = _summary_body(effect, self.body, elsewhere)
             return lambda: plain.post(CHAT, cast_to=ChatCompletion, body=body), _model_text
         raise TypeError(f"the OpenAI edge has no answer to {type(effect).__name__}")
 
@@ -157,6 +161,7 @@ class _Request:
 
     def error(self, failure: ContextOverflowError) -> OpenAIContextOverflowError:
         """The failure as an error of the OpenAI SDK."""
+        name_unanswered_span()
         return _openai_error(self.client, self.options, failure)
 
 
@@ -171,7 +176,8 @@ def _sync_request(guard: Guard, base: type[Any], scope: RolloutScope | None) -> 
             if isinstance(effect, Load | Store):
                 return intercepted.stored(effect)
             call, read = intercepted.call_for(effect)
-            return read(call())
+            with nullcontext() if isinstance(effect, Send) else untraced():
+                return read(call())
 
         body = _guarded_body(options)
         if body is None:
@@ -199,7 +205,8 @@ def _async_request(
             if isinstance(effect, Load | Store):
                 return intercepted.stored(effect)
             call, read = intercepted.call_for(effect)
-            return read(await call())
+            with nullcontext() if isinstance(effect, Send) else untraced():
+                return read(await call())
 
         body = _guarded_body(options)
         if body is None:
@@ -324,12 +331,12 @@ def _int(value: Any) -> int | None:
 # Effects other than Send
 
 
-def _plain(client: Any, base: type[Any]) -> Any:
-    """An unguarded client on the same connections, on a URL without the rollout's path."""
+def _plain(client: Any, base: type[Any], elsewhere: ModelServer | None) -> Any:
+    """An unguarded client on the same connections, on a URL without the rollout's path or elsewhere."""
     shell = object.__new__(base)
     shell.__dict__.update(client.__dict__)
     url = str(client.base_url)
-    bare = server_identity(url)
+    bare = server_identity(url) if elsewhere is None else elsewhere.url.rstrip("/")
     return base.copy(shell) if bare == url.rstrip("/") else base.copy(shell, base_url=bare)
 
 
@@ -339,10 +346,10 @@ def _probe_url(client: Any, probe: Probe) -> str:
     return re.sub(r"/v1$", "", server_identity(str(client.base_url))) + probe.path[1:]
 
 
-def _summary_body(call: ModelCall, body: Mapping[str, Any]) -> dict[str, Any]:
+def _summary_body(call: ModelCall, body: Mapping[str, Any], elsewhere: ModelServer | None) -> dict[str, Any]:
     field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     return {
-        "model": call.model or body.get("model"),
+        "model": call.model or (elsewhere and elsewhere.model) or body.get("model"),
         "messages": [dict(message) for message in call.messages],
         field: call.max_tokens,
     }

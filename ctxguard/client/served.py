@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ctxguard.client.overflow import facts_of
@@ -11,6 +12,19 @@ from ctxguard.errors import ServerUnavailableError
 
 _NO_SUCH_PATH = frozenset({400, 403, 404, 405, 501})
 _MODEL_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """Where a model is served, behind a gateway that forwards nothing but a rollout's own calls.
+
+    Attributes:
+        url: its base URL, e.g. ``http://10.0.0.7:8000/v1``.
+        model: name under which it serves the model; None where that is the name that requests use.
+    """
+
+    url: str
+    model: str | None = None
 
 
 def discover_window(model: str, server: str) -> Flow[tuple[int, str] | None]:

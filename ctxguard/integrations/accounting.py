@@ -20,7 +20,7 @@ EXCLUDED_SHARE_WARNING = 0.2
 """Share of queued rollouts left out of training above which a warning is due: exclusion hides overflow
 from the model that is being trained."""
 
-_PENALIZE = re.compile(r"penalize\(\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*\)")
+_PENALIZE = re.compile(r"penalize\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)")
 
 
 class Delivery(Enum):
@@ -153,6 +153,11 @@ class BatchAccount:
         """Ids of queued rollouts that have no result yet."""
         return tuple(rollout for rollout in self._groups if rollout not in self._results)
 
+    @property
+    def failures(self) -> dict[str, FailureMark]:
+        """id → mark of the rollouts that have failed so far."""
+        return {rollout: mark for rollout, mark in self._results.items() if mark is not None}
+
     def deliver(self, rollout_id: str, failure: FailureMark | None) -> Delivery:
         """Take note of a result.
 
@@ -207,7 +212,7 @@ class BatchAccount:
         if self.missing:
             raise ValueError(f"{len(self.missing)} of {self.queued} rollouts have no result yet")
         with_rows = set(with_rows)
-        failed = {rollout: mark for rollout, mark in self._results.items() if mark is not None}
+        failed = self.failures
         kept = tuple(rollout for rollout in self._results if rollout not in failed)
         candidates: dict[str, float | None] = dict.fromkeys(kept)
         if handling.reward is not None:

@@ -9,8 +9,8 @@ agent pays for one step a call, and a lost ledger costs time but changes nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from ctxguard.compaction import CompactionContext, CompactionStrategy
 from ctxguard.effects import Flow
@@ -27,6 +27,7 @@ from ctxguard.messages import (
     flatten_turns,
     group_turns,
 )
+from ctxguard.segments import SegmentReport
 from ctxguard.tokens.base import TokenCounter, Tool
 
 MAX_PASSES = 4
@@ -41,6 +42,21 @@ class Settings:
     pins: Pins
     ledger: Ledger
     digester: Digester
+
+
+class Rows(Protocol):
+    """What bounds a prompt that goes on from the call before it, where a trainer merges the two."""
+
+    def limit(self, view: Sequence[Message], first_prompt_limit: int) -> int | None:
+        """The most tokens that this prompt may have; None where it starts a row, which the usual limit holds.
+
+        Where it may do either, the lower one of both.
+        """
+        ...
+
+    def report(self, view: Sequence[Message], tokens: int) -> SegmentReport:
+        """Where this prompt stands."""
+        ...
 
 
 class Fold:
@@ -65,9 +81,11 @@ class Fold:
         model: str,
         *,
         may_ask_model: bool = True,
+        rows: Rows | None = None,
     ) -> None:
         self.settings = settings
         self.limits = limits
+        self.rows = rows
         self.may_ask_model = may_ask_model
         self.messages = messages
         self.measure = Measure(settings.counter, tools, template_kwargs, messages)
@@ -102,15 +120,20 @@ class Fold:
             start = ends[position]
         for end in ends[position + 1 :]:
             is_last = end == ends[-1]
-            known = yield from self._step(known, start, end, is_last)
+            limits, stays = self._limits_at_last(known.recipe) if is_last else (self.limits, False)
+            known = yield from self._step(known, start, end, limits, stays=stays, is_last=is_last)
             start = end
             self.recomputed += not is_last and found is None
             self.settings.ledger.put(self._chain[end], known)
         recipe = known.recipe
         view, origins = self._view(recipe, self.base)
-        if self.measure.tokens(view) > self.limits.prompt:
+        limits = self.limits_of(view)
+        if self.measure.tokens(view) > limits.prompt:
             # What stands behind the last point, or will not stay, is too much; or the lead's rounding was.
-            compacted = yield from self._compact(view, origins, self.base, self.measure.tokens, is_last=True)
+            limits = self.limits.lowered(limits.prompt)
+            compacted = yield from self._compact(
+                view, origins, self.base, limits, self.measure.tokens, is_last=True
+            )
             if compacted is not None:
                 recipe = compacted.recipe
                 view, _ = self._view(recipe, self.base)
@@ -120,26 +143,53 @@ class Fold:
             self.is_new = self.settings.ledger.announce(key)
         return (self.messages if recipe is UNTOUCHED and self.base is self.messages else view), recipe
 
-    def _step(self, known: Known, start: int, end: int, is_last: bool) -> Flow[Known]:
+    def limits_of(self, view: Sequence[Message]) -> Limits:
+        """The limits of a prompt that is sent: its own prompt limit where it goes on from the call before."""
+        limit = None if self.rows is None else self.rows.limit(view, self.limits.prompt)
+        return self.limits if limit is None else replace(self.limits, prompt=limit)
+
+    def _limits_at_last(self, recipe: Recipe) -> tuple[Limits, bool]:
+        """What the last step is held to, and whether what is known of the history stays as it is.
+
+        A prompt that goes on from the call before stays as long as the row has room for it. When it has
+        none left, a compaction starts a new row: it goes down to the limits of a first prompt. Should its
+        result still go on from the call before, it must fit the old row, too, so the lower limit holds.
+        """
+        view, _ = self._view(recipe, self.base)
+        limit = None if self.rows is None else self.rows.limit(view, self.limits.prompt)
+        if limit is None:
+            return self.limits, False
+        return self.limits.lowered(limit), self.measure.tokens(view) <= limit
+
+    def _step(
+        self, known: Known, start: int, end: int, limits: Limits, *, stays: bool, is_last: bool
+    ) -> Flow[Known]:
         """From what is known at one point to what is known at the next.
 
         While the messages in between cannot have brought the view over the high mark they are only added
-        up; else the view is counted. Either way the result depends on nothing but the history up to here.
+        up; else the view is counted. Either way the result depends on nothing but the history up to here
+        (and, where a trainer merges calls, on whether the last call goes on from the one before).
         """
         bound = known.tokens + sum(map(self.measure.cost, self.base[start:end]))
-        if bound <= self.limits.high:
+        if stays or bound <= limits.high:
             return Known(known.recipe, bound)
         history = settled(self.base if end == len(self.base) else self.base[:end])
         view, origins = self._view(known.recipe, history)
         tokens = self.measure.decision(view)
-        if tokens > self.limits.high:
+        if tokens > limits.high:
             compacted = yield from self._compact(
-                view, origins, history, self.measure.decision, is_last=is_last
+                view, origins, history, limits, self.measure.decision, is_last=is_last
             )
             # What does not fit is not kept: the same history is compacted anew when it comes again.
-            if compacted is not None and compacted.tokens <= self.limits.prompt:
+            if compacted is not None and compacted.tokens <= self._most(compacted.recipe, limits):
                 return compacted
         return Known(known.recipe, tokens)
+
+    def _most(self, recipe: Recipe, limits: Limits) -> int:
+        """The most tokens that the view of a new recipe may have."""
+        if limits is self.limits:
+            return limits.prompt
+        return max(limits.prompt, self.limits_of(self._view(recipe, self.base)[0]).prompt)
 
     def _view(
         self, recipe: Recipe, history: Sequence[Message]
@@ -154,6 +204,7 @@ class Fold:
         view: Sequence[Message],
         origins: Sequence[int | None],
         history: Sequence[Message],
+        limits: Limits,
         size: Callable[[Sequence[Message]], int],
         *,
         is_last: bool,
@@ -166,12 +217,12 @@ class Fold:
         for _ in range(MAX_PASSES):
             at_start = tokens
             for strategy in self.settings.strategies:
-                need = tokens - self._target(strategy, turns)
+                need = tokens - self._target(strategy, turns, limits)
                 if strategy.on_first_sight or need <= 0:
                     continue
                 context = CompactionContext(
-                    need=-(-need // self.limits.grain) * self.limits.grain,
-                    prompt_limit=self.limits.prompt,
+                    need=-(-need // limits.grain) * limits.grain,
+                    prompt_limit=limits.prompt,
                     counter=self.settings.counter,
                     count=lambda turns: size(flatten_turns(turns)),
                     cost=self._cost,
@@ -188,7 +239,7 @@ class Fold:
                     turns, tokens = result, after
                 elif context.notes:
                     steps.append(StrategyStep(strategy.name, tokens, tokens, tuple(context.notes)))
-            if tokens <= self.limits.high or tokens == at_start:
+            if tokens <= limits.high or tokens == at_start:
                 break
         if tokens >= before:
             self.failed_steps = steps
@@ -199,13 +250,13 @@ class Fold:
     def _cost(self, turn: Turn) -> int:
         return sum(map(self.measure.cost, turn.messages))
 
-    def _target(self, strategy: CompactionStrategy, turns: Sequence[Turn]) -> int:
+    def _target(self, strategy: CompactionStrategy, turns: Sequence[Turn], limits: Limits) -> int:
         """Tokens down to which a strategy is to go.
 
         The low mark; but where system, task, tools and newest turn are large themselves, half of what
         they leave free: dropping everything else would not make the next compaction come much later.
         """
-        high = self.limits.high
+        high = limits.high
         if strategy.target == "high":
             return high
         task = first_task(turns)
@@ -216,7 +267,7 @@ class Fold:
         )
         newest = sum(self._cost(turn) for turn in turns if turn.newest and not turn.pinned)
         fixed = self.measure.head + pinned + min(newest, high // 2)
-        return min(high, max(self.limits.low, (fixed + high) // 2))
+        return min(high, max(limits.low, (fixed + high) // 2))
 
     def _on_first_sight(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The history with the strategies applied that run on first sight."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from ctxguard.budget import ContextBudget
@@ -11,7 +10,7 @@ from ctxguard.compaction import CompactionStrategy, default_strategies
 from ctxguard.effects import Effect, Flow, Load, ModelCall, ModelText, Store, run_flow
 from ctxguard.errors import BudgetError, ConfigurationError, ContextOverflowError
 from ctxguard.history import UNTOUCHED, Digester, Ledger
-from ctxguard.manager.fold import Fold, Settings
+from ctxguard.manager.fold import Fold, Rows, Settings
 from ctxguard.manager.pins import Pins
 from ctxguard.manager.report import Fit, FitReport, Limits, Path
 from ctxguard.messages import (
@@ -127,11 +126,13 @@ class HistoryManager:
         prompt_limit: int | None = None,
         model: str = "",
         observe: bool = False,
+        rows: Rows | None = None,
     ) -> Flow[Fit]:
         """As `fit`, as a flow: yields `ModelCall`, `Load` and `Store`, returns the `Fit`.
 
         ``prompt_limit`` (tokens) lowers the limit further, after a refusal by the server. With ``observe``
-        the messages come back as they are, whatever their size, and no model is asked.
+        the messages come back as they are, whatever their size, and no model is asked. ``rows`` (level
+        "trajectory") knows the limit of a prompt that goes on from the call before.
         """
         budget = budget or self.budget
         if budget is None:
@@ -145,23 +146,23 @@ class HistoryManager:
                 value=limits.output,
                 limit=budget.window - 1,
             )
-        if prompt_limit is not None and prompt_limit < limits.prompt:
-            share = prompt_limit / limits.prompt
-            limits = replace(
-                limits, prompt=prompt_limit, high=int(limits.high * share), low=int(limits.low * share)
-            )
+        if prompt_limit is not None:
+            limits = limits.lowered(prompt_limit)
         plain = as_messages(messages)
         broken = check_messages(plain)
         mended, mendings = mend_messages(plain) if self.mend and broken else (plain, [])
         settings = Settings(self.counter, self.strategies, self.pins, self.ledger, self._digester)
-        fold = Fold(settings, mended, tools, template_kwargs, limits, model, may_ask_model=not observe)
+        fold = Fold(
+            settings, mended, tools, template_kwargs, limits, model, may_ask_model=not observe, rows=rows
+        )
         view, recipe = yield from fold.run()
         capped = fold.base is not mended
         touched = bool(mendings) or capped or recipe is not UNTOUCHED
         sent = plain if observe else view
         tokens = fold.measure.tokens(sent)
+        limits = fold.limits_of(sent)
         if tokens > limits.prompt and not observe:
-            raise self._cannot_fit(fold, view, tokens)
+            raise self._cannot_fit(fold, limits, view, tokens, budget)
         path: Path = "compacted" if fold.is_new else "known" if touched else "untouched"
         report = FitReport(
             path="observed" if observe else path,
@@ -177,11 +178,14 @@ class HistoryManager:
             mendings=tuple(mendings),
             recomputed=fold.recomputed,
             sent_digest=self._digester.chain(sent, b"")[-1].hex(),
+            segment=rows.report(sent, tokens) if rows is not None else None,
             sent=sent,
         )
         return Fit(view if touched and not observe else messages, report)
 
-    def _cannot_fit(self, fold: Fold, view: Sequence[Message], tokens: int) -> ContextOverflowError:
+    def _cannot_fit(
+        self, fold: Fold, limits: Limits, view: Sequence[Message], tokens: int, budget: ContextBudget
+    ) -> ContextOverflowError:
         turns = self.pins.mark(group_turns(view))
         cost = fold.measure.cost
         task = first_task(turns)
@@ -192,7 +196,12 @@ class HistoryManager:
             "newest turn": sum(cost(m) for t in turns if t.newest and not t.pinned for m in t.messages),
         }
         tools = fold.measure.tool_sizes()[:5]
-        limits = fold.limits
+        row = ""
+        if budget.level == "trajectory":
+            row = (
+                f" The trainer's row leaves that much: its first prompt may have {budget.max_prompt_tokens} "
+                f"tokens, everything behind it {budget.max_response_tokens}."
+            )
         largest = "; largest tool schemas: " + ", ".join(f"{n} ({t})" for n, t in tools) if tools else ""
         return ContextOverflowError(
             f"This model's maximum context length is {limits.window} tokens. The prompt cannot be made to "
@@ -200,7 +209,9 @@ class HistoryManager:
             f"{limits.output} reserved for the response). About: "
             + ", ".join(f"{name} {size}" for name, size in parts.items())
             + largest
-            + ". Raise the window, reserve less for the response, or shorten what cannot be removed.",
+            + "."
+            + row
+            + " Raise the window, reserve less for the response, or shorten what cannot be removed.",
             reason="cannot_fit",
             prompt_tokens=tokens,
             limit=limits.prompt,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from ctxguard.messages import BrokenRule, Mending, Message
+from ctxguard.segments import SegmentReport
 
 Path = Literal["untouched", "known", "compacted", "observed"]
 
@@ -37,6 +38,13 @@ class Limits:
         note would make it come out differently on every call.
         """
         return max(16, self.prompt // 64)
+
+    def lowered(self, prompt: int) -> Limits:
+        """The same with a lower limit of the prompt, and its marks lowered alike."""
+        if prompt >= self.prompt:
+            return self
+        share = prompt / self.prompt
+        return replace(self, prompt=prompt, high=int(self.high * share), low=int(self.low * share))
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class FitReport:
         mendings: what was mended (only with ``mend=True``).
         recomputed: earlier compactions that had to be computed again because the ledger had lost them.
         sent_digest: digest of what is sent, hex.
+        segment: where the prompt stands among the trainer's rows (level ``"trajectory"``), else None.
         sent: the messages that are sent.
     """
 
@@ -90,6 +99,7 @@ class FitReport:
     mendings: tuple[Mending, ...] = ()
     recomputed: int = 0
     sent_digest: str = ""
+    segment: SegmentReport | None = None
     sent: Sequence[Message] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ number, and whether it is exact. The manager asks before and after each compacti
 """
 
 from ctxguard.tokens.approximate import ApproximateCounter, ApproximateCountWarning
-from ctxguard.tokens.base import Message, TokenCounter, Tool
+from ctxguard.tokens.base import GivesTokenIds, Message, TokenCounter, Tool
 from ctxguard.tokens.chat_template import ChatTemplateCounter, Dialect
 from ctxguard.tokens.media import has_media
 from ctxguard.tokens.normalize import normalize_messages, normalize_tools
@@ -30,6 +30,7 @@ __all__ = [
     "ApproximateCounter",
     "ChatTemplateCounter",
     "Dialect",
+    "GivesTokenIds",
     "Message",
     "SegmentCounter",
     "TiktokenCounter",

@@ -61,3 +61,21 @@ class TokenCounter(Protocol):
         the marker (a head of the text, or ``""``).
         """
         ...
+
+
+@runtime_checkable
+class GivesTokenIds(Protocol):
+    """A counter that also knows the token ids of a prompt, not only their number."""
+
+    def ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Sequence[int]:
+        """Token ids of the whole prompt, generation prompt included; arguments and errors as of ``count``.
+
+        Of text only: a server puts tokens of its own in the place of images, audio and files.
+        """
+        ...

@@ -15,7 +15,7 @@ from ctxguard.tokens.jinja_template import ChatTemplate, hf_tojson
 from ctxguard.tokens.media import IMAGE_TOKENS, media_tokens
 from ctxguard.tokens.model_folder import ModelFiles, named_templates, read_model_folder, read_text
 from ctxguard.tokens.normalize import normalize_messages, normalize_tools
-from ctxguard.tokens.segments import EncodeCounter, SegmentCounter, TextCounter
+from ctxguard.tokens.segments import EncodeCounter, SegmentCounter, TextTokenizer
 from ctxguard.tokens.truncate import truncate_text
 
 Dialect = Literal["vllm", "llama.cpp"]
@@ -33,7 +33,7 @@ class ChatTemplateCounter:
     Make one with `from_folder`, `from_tokenizer` or `from_files`.
 
     Args:
-        text_counter: counts rendered text.
+        text_counter: counts and tokenizes rendered text.
         templates: chat templates by name. With several, ``tool_use`` serves requests with tools and
             ``default`` all others, as in transformers.
         special_tokens: template variables such as ``bos_token``.
@@ -56,7 +56,7 @@ class ChatTemplateCounter:
 
     def __init__(
         self,
-        text_counter: TextCounter,
+        text_counter: TextTokenizer,
         templates: Mapping[str, str],
         *,
         special_tokens: Mapping[str, str] | None = None,
@@ -199,6 +199,19 @@ class ChatTemplateCounter:
         """
         prompt = self.render(messages, tools=tools, template_kwargs=template_kwargs)
         return self._text.count(prompt) + media_tokens(messages, self._image_tokens)
+
+    def ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Sequence[int]:
+        """Token ids of the whole prompt, as the server makes them. Arguments and errors as in `count`.
+
+        The prompt is tokenized in full: some 15 ms for 30,000 tokens, where `count` knows most of it already.
+        """
+        return self._text.ids(self.render(messages, tools=tools, template_kwargs=template_kwargs))
 
     def count_text(self, text: str) -> int:
         """Tokens of a bare text, outside any template. Never raises on any ``str``."""

@@ -39,6 +39,14 @@ class TextCounter(Protocol):
         ...
 
 
+class TextTokenizer(TextCounter, Protocol):
+    """A text counter that knows the token ids, too."""
+
+    def ids(self, text: str) -> Sequence[int]:
+        """Token ids of ``text``; as many as `count` says."""
+        ...
+
+
 class EncodeCounter:
     """Counts with any ``encode(text) -> ids`` function, remembering whole texts only."""
 
@@ -53,6 +61,9 @@ class EncodeCounter:
             known = len(self._encode(sendable(text)))
             self._cache.put(key, known)
         return known
+
+    def ids(self, text: str) -> Sequence[int]:
+        return self._encode(sendable(text))
 
     def token_starts(self, text: str) -> Sequence[int]:
         """Without offsets the tokens are taken as evenly long."""
@@ -105,6 +116,11 @@ class SegmentCounter:
     def full_count(self, text: str) -> int:
         """The same by encoding all of ``text``, without cache or segments."""
         return self._encoded_length(sendable(text))
+
+    def ids(self, text: str) -> Sequence[int]:
+        """Token ids of ``text``, encoded in full: what is remembered of segments are counts."""
+        ids: list[int] = self._tokenizer.encode(sendable(text), add_special_tokens=False).ids
+        return ids
 
     def token_starts(self, text: str) -> Sequence[int]:
         """For each token of ``text``, the index of the character in which it begins."""
