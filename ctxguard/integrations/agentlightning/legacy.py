@@ -12,6 +12,7 @@ one's place at the moment the trainer makes it, before it starts; the entry poin
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +95,7 @@ def task_runner(trainer_cls: type[LegacyTrainer] = LegacyTrainer) -> Any:
             "ctxguard.integrations.agentlightning.verl"
         )
     plain = entrypoint.TaskRunner.__ray_metadata__.modified_class
-    run = with_names(plain.run, AgentLightningTrainer=trainer_cls)
+    run = with_names(inspect.unwrap(plain.run), AgentLightningTrainer=trainer_cls)  # Ray wraps methods
     return ray.remote(num_cpus=1)(type("TaskRunner", (plain,), {"run": run}))
 
 
