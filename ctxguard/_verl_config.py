@@ -36,7 +36,7 @@ class Length:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """What Agent Lightning pads a row to that holds a trajectory; ``total`` is None where it is not bounded."""
+    """What Agent Lightning pads the row of a trajectory to; ``total`` is None where it is not bounded."""
 
     prompt: Length
     response: Length

@@ -65,6 +65,9 @@ class SegmentCall:
 
         Without the ids of one side, what can be compared is: the ids of both prompts, or the messages.
         """
+        if self._is_repeated_by(messages, prompt_ids):
+            # 0.3.0 makes a row of it; 1.0.2's server keeps the last of equal prompts, in this one's place.
+            return "may_join", ""
         if self.ids is not None and prompt_ids is not None:
             if extends(prompt_ids, self.ids):
                 return "joins", ""
@@ -77,6 +80,11 @@ class SegmentCall:
             sent = list(self.messages)
             goes_on = len(messages) > len(sent) and list(messages[: len(sent)]) == sent
         return ("joins", why) if goes_on else ("starts", "")
+
+    def _is_repeated_by(self, messages: Sequence[Any], prompt_ids: Sequence[int] | None) -> bool:
+        if prompt_ids is None or self.counted_ids is None:
+            return list(messages) == list(self.messages)
+        return list(prompt_ids) == list(self.counted_ids)
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ class Segments:
     sorts them (by start or by end), so each of them may be.
 
     Attributes:
-        rows: rows begun so far (at most, where calls overlapped).
+        rows: rows begun so far (at most, where calls overlapped or were made twice).
         conditional: why the promise for this rollout's rows is not certain, ``""`` where it is.
     """
 

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ctxguard.budget import ContextBudget
 from ctxguard.client.overflow import Classification, RequestFacts, classify, facts_of
+from ctxguard.client.rows import CallRows
 from ctxguard.effects import Answer, Flow, Send
-from ctxguard.errors import ContextOverflowError
-from ctxguard.events import Answered, Compacted, Counted, Event, Failed, OutputLimited, Refused
+from ctxguard.errors import BudgetError, ConfigurationError, ContextOverflowError
+from ctxguard.events import (
+    Answered,
+    Compacted,
+    Counted,
+    Event,
+    Failed,
+    FieldAdded,
+    OutputLimited,
+    Placed,
+    Refused,
+)
 from ctxguard.manager import Fit, HistoryManager
 from ctxguard.messages import Message
 from ctxguard.scope import RolloutScope
+from ctxguard.segments import CALL_UNSEEN, Place
 from ctxguard.tokens.base import Tool
 
 if TYPE_CHECKING:
@@ -39,6 +51,7 @@ class Call:
         model: model name.
         output_limit: ``(field, tokens)`` that the request carries, e.g. ``("max_tokens", 512)``, or None.
         template_kwargs: what the request passes to the chat template.
+        return_token_ids: the request's field of that name, None where it has none.
         base_url: the client's base URL, rollout path included.
         server: the same without the rollout path; limits are learnt per server and model.
         scope: the rollout it belongs to, None outside of one.
@@ -49,6 +62,7 @@ class Call:
     tools: Sequence[Tool] | None = None
     output_limit: tuple[str, int] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    return_token_ids: bool | None = None
     base_url: str = ""
     server: str = ""
     scope: RolloutScope | None = None
@@ -59,7 +73,8 @@ def guarded_call(guard: Guard, call: Call) -> Flow[Any]:
 
     Raises:
         ContextOverflowError: it cannot be made to fit, or is refused whatever is permitted to be tried.
-        CtxguardError: a configuration error of ours (unknown window, contradictory budget, …).
+        CtxguardError: a configuration error of ours (unknown window, contradictory budget, a budget of level
+            "trajectory" outside of a rollout or without an output limit, …).
         Exception: the provider's own errors that are not about length, untouched.
     """
     mode = guard.effective_mode
@@ -68,11 +83,15 @@ def guarded_call(guard: Guard, call: Call) -> Flow[Any]:
         answer: Answer = yield Send(None)
         if call.scope is not None:
             call.scope.answered()
+            call.scope.segments.forget(CALL_UNSEEN)
         return answer.value
     manager = guard.manager_for(call.model)
     budget = yield from guard.budget_for(call)
     run = _Run(guard, call, manager, budget)
-    return (yield from (run.observe() if mode == "observe" else run.enforce()))
+    try:
+        return (yield from (run.observe() if mode == "observe" else run.enforce()))
+    finally:
+        run.close()
 
 
 class _Run:
@@ -88,6 +107,20 @@ class _Run:
         self.sent_output = call.output_limit[1] if call.output_limit else None
         self.prompt_limit = guard.learnt_prompt_limit(call.server, call.model)
         self.undercounted = False
+        self.rows: CallRows | None = None
+        if budget.level == "trajectory":
+            if call.scope is None:
+                raise ConfigurationError(
+                    'a budget of level="trajectory" counts what the calls of a rollout have in a row, and '
+                    "this call belongs to no rollout: call inside guarded_rollout(…) or "
+                    "`with guard.scope(…)`, or through a base URL with /rollout/<id>"
+                )
+            self.rows = CallRows(call.scope.segments, manager.counter, call.tools, call.template_kwargs)
+
+    def close(self) -> None:
+        """The call is over, however it ended."""
+        if self.rows is not None:
+            self.rows.close()
 
     def enforce(self) -> Flow[Any]:
         error: Exception | None = None
@@ -95,10 +128,11 @@ class _Run:
         while True:
             fit = yield from self._fit(refused=verdict is not None, cause=error)
             output = self._output_limit(fit)
+            asks = yield from self._asks_for_ids()
             self._tell_fit(fit, refused=verdict is not None)
             changed = fit.messages is not self.call.messages
             self.attempts += 1
-            answer, error = yield from self._send(fit.messages if changed else None, output)
+            answer, error = yield from self._send(fit.messages if changed else None, output, asks=asks)
             verdict = self._verdict(answer, error, fit)
             if verdict is None:
                 if error is not None:
@@ -141,6 +175,8 @@ class _Run:
         self._fail(failure, cause)
 
     def _fit_flow(self, output_tokens: int | None, *, observe: bool = False) -> Flow[Fit]:
+        if self.rows is not None:
+            self.rows.hold(self.budget, self.budget.reserve_for(output_tokens), self.prompt_limit)
         return self.manager.fit_flow(
             self.call.messages,
             self.call.tools,
@@ -150,15 +186,28 @@ class _Run:
             prompt_limit=self.prompt_limit,
             model=self.call.model,
             observe=observe,
+            rows=self.rows,
         )
 
     def _reserve(self) -> int | None:
         """Tokens to reserve for the response: the request's own limit, unless we may lower that."""
         if self.call.output_limit is None:
+            self._refuse_open_end()
             return None
         name, requested = self.call.output_limit
+        in_row = self.budget.max_response_tokens if self.rows is not None else None
         if self.guard.response == "enforce":
-            return max(1, min(requested, self.budget.response_reserve))
+            return max(1, min(requested, self.budget.response_reserve if in_row is None else in_row))
+        if in_row is not None and requested > in_row:
+            raise ContextOverflowError(
+                f"{name}={requested} is more than the {in_row} tokens that the trainer's row has behind its "
+                f'first prompt (max_response_tokens at level="trajectory"). Set {name} to less, so that a '
+                'row holds more than one answer, or let the guard lower it with response="enforce"',
+                reason="output_budget",
+                window=self.budget.window,
+                limit=in_row,
+                output_tokens=requested,
+            )
         if 1 <= requested < self.budget.window:
             return requested
         raise ContextOverflowError(
@@ -170,6 +219,34 @@ class _Run:
             limit=max(0, self.budget.window - max(requested, 1)),
             output_tokens=requested,
         )
+
+    def _refuse_open_end(self) -> None:
+        """In a row that holds several answers, one without a limit could take all that the row has."""
+        if self.rows is not None and self.guard.response != "enforce":
+            raise BudgetError(
+                'a budget of level="trajectory" needs an output limit on every request, and this one has '
+                f"none: set max_tokens (the trainer's row has {self.budget.max_response_tokens} tokens "
+                "behind its first prompt, for all answers and observations), or let the guard set it with "
+                'response="enforce"',
+                field="max_tokens",
+                value=None,
+                limit=self.budget.max_response_tokens,
+            )
+
+    def _asks_for_ids(self) -> Flow[bool]:
+        """Whether to add ``return_token_ids`` to the request; said in an event, since the caller did not."""
+        if self.rows is None or self.call.return_token_ids is not None:
+            return False
+        if not (yield from self.guard.takes_return_token_ids(self.call)):
+            return False
+        event = FieldAdded(
+            **self._ids(),
+            field="return_token_ids",
+            value=True,
+            reason='level="trajectory": which calls share a row is told by token ids',
+        )
+        self.guard.emit(event, self.call.scope)
+        return True
 
     def _output_limit(self, fit: Fit) -> tuple[str, int] | None:
         """The output limit to set, None to leave the request's own."""
@@ -189,10 +266,13 @@ class _Run:
         return name, allowed
 
     def _send(
-        self, messages: Sequence[Message] | None, output: tuple[str, int] | None
+        self, messages: Sequence[Message] | None, output: tuple[str, int] | None, *, asks: bool = False
     ) -> Flow[tuple[Answer | None, Exception | None]]:
+        token_ids: Literal["read", "ask"] | None = None
+        if self.rows is not None:
+            token_ids = "ask" if asks else "read"
         try:
-            answer: Answer = yield Send(messages, output)
+            answer: Answer = yield Send(messages, output, token_ids)
         except Exception as error:  # looked at by _verdict; what is not overflow is raised again
             return None, error
         return answer, None
@@ -320,6 +400,20 @@ class _Run:
         self.guard.emit(event, self.call.scope)
         if event.exact and event.served_tokens not in (None, event.predicted_tokens):
             self.guard.warn_of_mismatch(self.call, event)
+        if self.rows is not None:
+            self.rows.answered(answer, fit, lambda *where: self._tell_place(fit, *where))
+
+    def _tell_place(self, fit: Fit, place: Place, row: int, prompt_tokens: int) -> None:
+        event = Placed(
+            **self._ids(),
+            row=row,
+            starts=place.starts,
+            prompt_tokens=prompt_tokens,
+            first_prompt_tokens=place.first_prompt_tokens(prompt_tokens),
+            row_limit=fit.report.limits.prompt,
+            conditional=place.conditional,
+        )
+        self.guard.emit(event, self.call.scope)
 
 
 def _failure_facts(error: ContextOverflowError) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from ctxguard.budget import ContextBudget
 from ctxguard.client.flow import Call
-from ctxguard.client.served import ModelServer, discover_window
+from ctxguard.client.served import ModelServer, discover_window, takes_return_token_ids
 from ctxguard.compaction import CompactionStrategy
 from ctxguard.effects import Flow
 from ctxguard.errors import ConfigurationError, WindowUnknownError
@@ -118,6 +118,7 @@ class Guard:
         self._managers: dict[str, HistoryManager] = {}
         self._budgets: dict[tuple[str, str], ContextBudget] = {}
         self._learnt: dict[tuple[str, str], int] = {}
+        self._takes_ids: dict[str, bool] = {}
         self._mismatched: set[tuple[str, str]] = set()
         self._learnt_prompts: dict[tuple[str, str], int] = {}
         self._url_scopes: OrderedDict[tuple[str, str | None], RolloutScope] = OrderedDict()
@@ -210,6 +211,16 @@ class Guard:
             budget = self._budgets[key] = ContextBudget(window=found[0], source=found[1])
         learnt = self._learnt.get(key)
         return budget if learnt is None else budget.with_window(learnt, source="learnt")
+
+    def takes_return_token_ids(self, call: Call) -> Flow[bool]:
+        """Whether the server of a call takes ``return_token_ids``; asked once."""
+        takes = self._takes_ids.get(call.server)
+        if takes is None:
+            # Where something else serves our own requests, it is not what answers the agent's.
+            takes = False if self.model_server is not None else (yield from takes_return_token_ids())
+            if takes is not None:
+                self._takes_ids[call.server] = takes
+        return bool(takes)
 
     def learn(self, server: str, model: str, limit: int, budget: ContextBudget) -> bool:
         """Remember a window that the server named; False where it teaches nothing."""

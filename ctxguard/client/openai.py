@@ -18,6 +18,7 @@ import openai
 from openai.types.chat import ChatCompletion
 
 from ctxguard.client.flow import Call, guarded_call
+from ctxguard.client.token_ids import read_ids, reading_stream
 from ctxguard.client.tracing import name_unanswered_span, untraced
 from ctxguard.effects import (
     Answer,
@@ -29,6 +30,7 @@ from ctxguard.effects import (
     Probe,
     Send,
     Store,
+    TokenIds,
     arun_flow,
     run_flow,
 )
@@ -126,7 +128,7 @@ class _Request:
         base: type[Any],
         client: Any,
         body: Mapping[str, Any],
-        send: Callable[[Any], Any],
+        send: Callable[[Any, TokenIds | None], Any],
         options: Any,
         is_stream: bool,
     ) -> None:
@@ -142,7 +144,8 @@ class _Request:
         """What to call for an effect, and how to read its result (an async client's is awaited first)."""
         if isinstance(effect, Send):
             options = _with(self.options, effect)
-            return lambda: self.send(options), lambda value: _answer(value, self.is_stream)
+            ids = None if effect.token_ids is None else TokenIds()
+            return lambda: self.send(options, ids), lambda value: _answer(value, self.is_stream, ids)
         elsewhere = self.guard.model_server
         plain = _plain(self.client, self.base, elsewhere)
         if isinstance(effect, Probe):
@@ -169,8 +172,8 @@ def _sync_request(guard: Guard, base: type[Any], scope: RolloutScope | None) -> 
     def request(self: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
         """Carry the request through the guard."""
 
-        def send(options: Any) -> Any:
-            return base.request(self, cast_to, options, *args, **kwargs)
+        def send(options: Any, ids: TokenIds | None = None) -> Any:
+            return base.request(self, cast_to, options, *args, **_reading_ids(kwargs, ids))
 
         def perform(effect: Effect) -> Any:
             if isinstance(effect, Load | Store):
@@ -198,8 +201,8 @@ def _async_request(
     async def request(self: Any, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
         """Carry the request through the guard."""
 
-        def send(options: Any) -> Any:
-            return base.request(self, cast_to, options, *args, **kwargs)
+        def send(options: Any, ids: TokenIds | None = None) -> Any:
+            return base.request(self, cast_to, options, *args, **_reading_ids(kwargs, ids))
 
         async def perform(effect: Effect) -> Any:
             if isinstance(effect, Load | Store):
@@ -263,6 +266,7 @@ def _flow(guard: Guard, client: Any, body: Mapping[str, Any], bound: RolloutScop
         tools=tools or None,
         output_limit=limit,
         template_kwargs=request_template_kwargs(body),
+        return_token_ids=body.get("return_token_ids"),
         base_url=base_url,
         server=server_identity(base_url),
         scope=guard.scope_for(base_url, bound),
@@ -273,14 +277,15 @@ def _flow(guard: Guard, client: Any, body: Mapping[str, Any], bound: RolloutScop
 def _with(options: Any, send: Send) -> Any:
     """The request with what the flow wants changed; the very same object where that is nothing."""
     changes: dict[str, Any] = {}
+    added: dict[str, Any] = {"return_token_ids": True} if send.token_ids == "ask" else {}
     if send.messages is not None:
         changes["messages"] = list(send.messages)
     if send.output_limit is not None:
         field, tokens = send.output_limit
         changes[field] = tokens
-    if not changes:
+    if not changes and not added:
         return options
-    json_data, extra = dict(options.json_data), dict(options.extra_json or {})
+    json_data, extra = dict(options.json_data), {**(options.extra_json or {}), **added}
     for field, value in changes.items():
         (extra if field in extra else json_data)[field] = value  # write where it was read
     update: dict[str, Any] = {"json_data": json_data, "extra_json": extra or None}
@@ -294,10 +299,10 @@ def _with(options: Any, send: Send) -> Any:
 # Reading an answer
 
 
-def _answer(value: Any, is_stream: bool) -> Answer:
+def _answer(value: Any, is_stream: bool, ids: TokenIds | None) -> Answer:
     """What the flow may know of an answer. Reading it never raises and never consumes a stream."""
     if is_stream:
-        return Answer(value)
+        return Answer(value, token_ids=ids)
     body: Any = value
     raw = getattr(value, "http_response", None)
     if raw is not None:
@@ -311,12 +316,16 @@ def _answer(value: Any, is_stream: bool) -> Answer:
     choices = _get(body, "choices")
     first = choices[0] if isinstance(choices, Sequence) and choices else None
     error = _get(body, "error")
+    if ids is not None:
+        read_ids(body, ids)
+        ids.complete()
     return Answer(
         value,
         prompt_tokens=_int(_get(usage, "prompt_tokens")),
         completion_tokens=_int(_get(usage, "completion_tokens")),
         finish_reason=_get(first, "finish_reason"),
         error_body={"error": error} if choices is None and error else None,
+        token_ids=ids,
     )
 
 
@@ -326,6 +335,14 @@ def _get(value: Any, name: str) -> Any:
 
 def _int(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _reading_ids(kwargs: dict[str, Any], ids: TokenIds | None) -> dict[str, Any]:
+    """The arguments of ``request`` with a stream class that reads the token ids of what passes through it."""
+    stream_cls = kwargs.get("stream_cls")
+    if ids is None or stream_cls is None:
+        return kwargs
+    return {**kwargs, "stream_cls": reading_stream(stream_cls, ids)}
 
 
 # Effects other than Send

@@ -24,7 +24,8 @@ from ctxguard.segments import (
     SegmentReport,
     Segments,
 )
-from ctxguard.tokens import GivesTokenIds, TokenCounter, Tool, has_media
+from ctxguard.tokens.base import GivesTokenIds, TokenCounter, Tool
+from ctxguard.tokens.media import has_media
 
 
 class CallRows:
@@ -51,7 +52,7 @@ class CallRows:
         self._budget: ContextBudget | None = None
         self._output_tokens = 0
         self._prompt_limit: int | None = None
-        self._ids: dict[int, tuple[Sequence[Message], Sequence[int] | None]] = {}
+        self._ids: dict[tuple[int, ...], tuple[Sequence[Message], Sequence[int] | None]] = {}
 
     def hold(self, budget: ContextBudget, output_tokens: int, prompt_limit: int | None) -> None:
         """Set what the next fit is held to; it changes when the server refuses a try."""
@@ -132,9 +133,10 @@ class CallRows:
 
     def _ids_of(self, view: Sequence[Message]) -> Sequence[int] | None:
         """Token ids of a prompt, None where the counter has none for it. Each view is tokenized once."""
-        found = self._ids.get(id(view))
+        key = tuple(map(id, view))  # valid as long as the view is kept beside
+        found = self._ids.get(key)
         if found is None:
-            found = self._ids[id(view)] = (view, self._tokenized(view))
+            found = self._ids[key] = (view, self._tokenized(view))
         return found[1]
 
     def _tokenized(self, view: Sequence[Message]) -> Sequence[int] | None:

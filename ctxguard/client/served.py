@@ -50,6 +50,20 @@ def discover_window(model: str, server: str) -> Flow[tuple[int, str] | None]:
     return None
 
 
+def takes_return_token_ids() -> Flow[bool | None]:
+    """Whether the server takes ``return_token_ids`` in a request; None where it could not be asked.
+
+    vLLM does, since 0.10.2, and names itself in ``/v1/models``. Others refuse fields that they do not know,
+    or ignore them; a gateway in between asks for the ids itself (Agent Lightning's do) or passes nothing on.
+    """
+    try:
+        body = yield Probe("/models")
+    except Exception:  # whatever is wrong with the server, the request itself will say it better
+        return None
+    entries = _mappings(body.get("data")) if isinstance(body, Mapping) else iter(())
+    return any(entry.get("owned_by") == "vllm" for entry in entries)
+
+
 def _ask(path: str, server: str) -> Flow[Any]:
     try:
         return (yield Probe(path))

@@ -1,4 +1,4 @@
-"""What a tracer sees of a guarded call. Nothing here imports OpenTelemetry: where it is not loaded nobody traces.
+"""What a tracer sees of a guarded call. OpenTelemetry is not imported: where it is not loaded nobody traces.
 
 Agent Lightning trains on the spans that its tracers record of the OpenAI client (AgentOps, among others): a
 request of ours must leave none, and a call that was refused must not look like a completion.
@@ -20,7 +20,7 @@ _COMPLETION = re.compile(r"openai\.chat\.completion")
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Suppress OpenTelemetry instrumentations, for requests of our own: summaries, and questions to the server.
+    """Suppress OpenTelemetry instrumentations, for requests of our own: summaries, questions to the server.
 
     They ask the context for a key; the older ones for a plain name (see ``suppress_instrumentation`` of
     opentelemetry-instrumentation, which need not be installed).

@@ -26,11 +26,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ctxguard.errors import ConfigurationError, TemplateRefusedError
 from ctxguard.testing.refusals import STYLES, Sizes, Style, bad_request, refusal
 from ctxguard.testing.scripted_model import Reply, Script, ScriptedModel
+
+TokenIdsOf: TypeAlias = (
+    "Callable[[Sequence[Any], Any, Mapping[str, Any]], tuple[Sequence[int], Sequence[int]]]"
+)
+"""From messages, tools and the answer's message to the token ids of prompt and answer."""
 
 _OWNERS: dict[Style, str] = {
     "llama.cpp": "llamacpp",
@@ -92,6 +97,7 @@ class _Completion:
     prompt_tokens: int
     completion_tokens: int
     id: str
+    token_ids: tuple[Sequence[int], Sequence[int]] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -119,6 +125,8 @@ class WindowedServer:
             usage of what was left, as Ollama does.
         delay_seconds: how long each completion takes; may be set while the server runs.
         tells_window: False leaves the window out of ``/v1/models`` and ``/props``, as behind a proxy.
+        token_ids: gives the token ids of prompt and answer, ``(messages, tools, answer) -> (ids, ids)``, for
+            requests with ``return_token_ids`` (vLLM). Without it they get none.
 
     Served are ``…/chat/completions`` under any prefix (``/v1``, ``/rollout/R/attempt/A/v1``, Azure's
     ``/openai/deployments/M``), whole and as server-sent events, ``…/models``, ``/health``, and by style
@@ -145,6 +153,7 @@ class WindowedServer:
         silent_cut: bool = False,
         delay_seconds: float = 0.0,
         tells_window: bool = True,
+        token_ids: TokenIdsOf | None = None,
     ) -> None:
         if style not in STYLES:
             raise ConfigurationError(f"style={style!r} is none of {', '.join(STYLES)}")
@@ -160,6 +169,7 @@ class WindowedServer:
         self.silent_cut = silent_cut
         self.delay_seconds = delay_seconds
         self.tells_window = tells_window
+        self.token_ids = token_ids
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._records: list[RecordedRequest] = []
@@ -321,6 +331,10 @@ class WindowedServer:
             message, room if max_tokens is None else min(max_tokens, room)
         )
         finish_reason = "length" if is_cut else "tool_calls" if message.get("tool_calls") else "stop"
+        token_ids = None
+        if self.token_ids is not None and request.get("return_token_ids") is True:
+            with self._counting:
+                token_ids = self.token_ids(messages, tools, message)
         with self._lock:
             self._answers += 1
             number = self._answers
@@ -331,6 +345,7 @@ class WindowedServer:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             id=f"chatcmpl-{number}",
+            token_ids=token_ids,
         )
 
     def _cut_front(
@@ -471,6 +486,8 @@ def _completion_json(completion: _Completion, style: Style) -> dict[str, Any]:
         "choices": [choice],
         "usage": completion.usage,
     }
+    if completion.token_ids is not None:
+        body["prompt_token_ids"], choice["token_ids"] = map(list, completion.token_ids)
     if style == "azure":
         choice["content_filter_results"] = {}
         body["prompt_filter_results"] = [{"prompt_index": 0, "content_filter_results": {}}]
@@ -495,7 +512,16 @@ def _completion_events(
         filtered = [{"prompt_index": 0, "content_filter_results": {}}]
         yield {**envelope, "choices": [], "prompt_filter_results": filtered}
     message = completion.message
-    yield event({"role": "assistant", "content": ""})
+    first = event({"role": "assistant", "content": ""})
+    if completion.token_ids is None:
+        yield first
+    else:
+        # The prompt's ids come with the first event, the answer's with the events of its text.
+        prompt_ids, generated = completion.token_ids
+        yield {**first, "prompt_token_ids": list(prompt_ids)}
+        for at in range(0, len(generated), 2):
+            choice = {"index": 0, "delta": {}, "finish_reason": None, "token_ids": generated[at : at + 2]}
+            yield {**envelope, "choices": [choice]}
     reasoning = message.get("reasoning_content")
     if reasoning:
         yield event({"reasoning_content": reasoning})

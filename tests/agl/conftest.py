@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -41,11 +40,3 @@ def vllm_server() -> Iterator[VllmServer]:
     folder = write_hf_model(cache_folder().with_name(f"tiny-qwen3-hf-{WINDOW}"), WINDOW)
     with VllmServer(folder, window=WINDOW) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def tokenizer_folder() -> Any:
-    """The tiny model's tokenizer and chat template."""
-    from ctxguard.testing.tiny_model import write_tokenizer
-
-    return write_tokenizer(cache_folder())

@@ -91,7 +91,11 @@ class Runners:
         }
         paths = [*map(str, search_path), str(ROOT), os.environ.get("PYTHONPATH")]
         self._command = [sys.executable, "-m", "tests.agl.runner_process", json.dumps(settings)]
-        self._environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **(environment or {})}
+        self._environment = {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "AGENTOPS_LOGGING_TO_FILE": "false",  # else into the folder in which the tests are run
+            **(environment or {}),
+        }
         self._child: ChildProcess | None = None
         self._output = ""
 

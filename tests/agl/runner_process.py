@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from ctxguard.testing.child_process import die_with_parent
@@ -69,9 +68,8 @@ def _legacy_tracer(name: str) -> Any:
     class NoTracer(Base):  # type: ignore[misc, valid-type]
         """Records nothing: the agent returns triplets, or only a reward."""
 
-        @contextlib.contextmanager
-        def trace_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:  # 0.1
-            yield None
+        def trace_context(self, *args: Any, **kwargs: Any) -> Any:
+            return contextlib.nullcontext()  # 0.1 says ``with``, 0.3 ``async with``
 
         _trace_context_sync = trace_context
 

@@ -9,7 +9,8 @@ import pytest
 from agentlightning.verl.daemon import AgentModeDaemon
 
 from ctxguard.errors import ConfigurationError, FailedRolloutsError
-from ctxguard.integrations.agentlightning.filter import PLACEHOLDER_GROUP, GroupOfRollout, StepSkipped
+from ctxguard.integrations.agentlightning.filter import PLACEHOLDER_GROUP, GroupOfRollout
+from ctxguard.integrations.agentlightning.steps import StepSkipped
 from ctxguard.integrations.agentlightning.verl import PER_ROLLOUT, GuardedDaemon, GuardedTrainer
 from tests.agl.batches import FAILED, Result, advantages, batch_of, daemon_with, overflow, same
 

@@ -111,7 +111,8 @@ class TestHandling:
         assert FailureHandling.parse(text).reward == reward
 
     @pytest.mark.parametrize(
-        "text", ["", "Exclude", "penalize", "penalize()", "penalize(x)", "penalize(nan)", "penalize(1.2.3)", None, 1]
+        "text",
+        ["", "Exclude", "penalize", "penalize()", "penalize(x)", "penalize(nan)", "penalize(1.2.3)", None, 1],
     )
     def test_anything_else_is_refused(self, text):
         with pytest.raises(ConfigurationError, match="use 'exclude', 'zero', 'penalize"):

@@ -22,7 +22,8 @@ from agentlightning.verl.trainer import AgentLightningTrainer
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.agentlightning import advantages
-from ctxguard.integrations.agentlightning.filter import FailedRolloutFilter, SkipsThinSteps
+from ctxguard.integrations.agentlightning.filter import FailedRolloutFilter
+from ctxguard.integrations.agentlightning.steps import SkipsThinSteps
 
 __all__ = ["PER_ROLLOUT", "LegacyDaemon", "LegacyTrainer", "main"]
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ctxguard.integrations.marks import METADATA_KEY, SPAN_ATTRIBUTE, SPAN_NAME, FailureMark
@@ -32,7 +33,7 @@ class WaitingMarks:
         self._lock = threading.Lock()
 
     def put(self, mark: FailureMark) -> None:
-        """Keep the mark of a rollout; it replaces one of an earlier attempt."""
+        """Keep the mark of a rollout; it replaces one of an earlier attempt. ``""`` is a rollout unknown."""
         with self._lock:
             self._marks.pop(mark.rollout_id, None)
             self._marks[mark.rollout_id] = mark
@@ -68,10 +69,15 @@ def stamp(rollout: Any) -> None:
     """Write the waiting mark of a rollout, if there is one, into its metadata (v0 mode).
 
     Args:
-        rollout: what is about to be posted, with ``rollout_id`` and ``metadata``.
+        rollout: what is about to be posted: ``rollout_id``, ``metadata``, ``final_reward``, ``triplets``.
     """
     mark = waiting_marks.take(rollout.rollout_id)
+    if mark is None and rollout.final_reward is None and not rollout.triplets:
+        # A function of (task, llm) is not told its rollout in v0 mode. A runner does one rollout after the
+        # other and posts each: the failure that waits is that of what it posts now.
+        mark = waiting_marks.take("")
     if mark is not None:
+        mark = replace(mark, rollout_id=rollout.rollout_id)
         rollout.metadata = {**(rollout.metadata or {}), METADATA_KEY: mark.to_dict()}
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from ctxguard.errors import ConfigurationError, RolloutFailedError
@@ -93,8 +93,8 @@ def mark_failures(
             return _decorate_class(target, wrap)
         if hasattr(target, "training_rollout"):
             raise ConfigurationError(
-                f"mark_failures was given an agent ({type(target).__qualname__}), not a function: put it below "
-                "@agl.rollout, next to the function"
+                f"mark_failures was given an agent, a {type(target).__qualname__}, not a function: put it "
+                "below @agl.rollout, next to the function"
             )
         return wrap(target)
 
@@ -152,9 +152,9 @@ def _wrap(
     def measured(value: Any) -> _Returned:
         return _Returned(value, reward_in(value) if reward_of is None else as_float(reward_of(value)))
 
-    def finish(outcome: RolloutOutcome) -> Any:
+    def finish(outcome: RolloutOutcome, ids: Ids) -> Any:
         if outcome.is_failed:
-            _fail(outcome)
+            _fail(outcome, ids)
         value = outcome.value.value
         keep = reward_of is None and (
             value is None or isinstance(value, list) or hasattr(value, "final_reward")
@@ -183,7 +183,7 @@ def _wrap(
 
             token = _running.set(ids)
             try:
-                return finish(await guarded(inner, ids)())
+                return finish(await guarded(inner, ids)(), ids)
             finally:
                 _running.reset(token)
 
@@ -196,7 +196,7 @@ def _wrap(
             return function(*args, **kwargs)
         token = _running.set(ids)
         try:
-            return finish(guarded(lambda: measured(function(*args, **kwargs)), ids)())
+            return finish(guarded(lambda: measured(function(*args, **kwargs)), ids)(), ids)
         finally:
             _running.reset(token)
 
@@ -210,9 +210,9 @@ def _is_inner(ids: Ids) -> bool:
     return outer is not None and (ids[0] == outer[0] or None in (ids[0], outer[0]))
 
 
-def _fail(outcome: RolloutOutcome) -> None:
+def _fail(outcome: RolloutOutcome, ids: Ids) -> None:
     mark = FailureMark.of(outcome)
-    write_mark(mark)
+    write_mark(mark if ids[0] is not None else replace(mark, rollout_id=""))  # not the random id of the scope
     if outcome.error is not None:
         raise outcome.error  # as it was: the runner logs it with its type and traceback
     raise RolloutFailedError(

@@ -13,7 +13,8 @@ from agentlightning.verl.daemon import AgentModeDaemon
 from agentlightning.verl.trainer import AgentLightningTrainer
 
 from ctxguard.integrations.agentlightning import advantages
-from ctxguard.integrations.agentlightning.filter import FailedRolloutFilter, SkipsThinSteps
+from ctxguard.integrations.agentlightning.filter import FailedRolloutFilter
+from ctxguard.integrations.agentlightning.steps import SkipsThinSteps
 
 __all__ = ["PER_ROLLOUT", "GuardedDaemon", "GuardedTrainer"]
 
