@@ -90,7 +90,7 @@ def test_unguarded_every_rollout_is_refused_and_trained_on_as_zero(vllm, data):
 
 
 def test_guarded_every_rollout_is_accounted_for_and_every_prompt_fits(vllm, data):
-    results, statuses, batch, metrics, answered, log = run(vllm, data, QuickDaemon, "Guarded")
+    results, statuses, batch, metrics, answered, _ = run(vllm, data, QuickDaemon, "Guarded")
     assert statuses == ["succeeded"] * 32
     assert {result.final_reward for result in results.values()} <= {0.0, 1.0}
     assert (metrics["ctxguard/queued"], metrics["ctxguard/kept"], metrics["ctxguard/failed"]) == (32, 32, 0)

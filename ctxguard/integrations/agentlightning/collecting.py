@@ -1,7 +1,7 @@
 """What counts as a result while a batch runs, and what the server may keep of it afterwards.
 
-`CollectsResults` takes over the waiting of Agent Lightning's ``AgentModeDaemon``: in place of "as many results
-as tasks" each rollout of the batch ends once, as kept or as failed.
+`CollectsResults` takes over the waiting of Agent Lightning's ``AgentModeDaemon``: in place of "as many
+results as tasks" each rollout of the batch ends once, as kept or as failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger("ctxguard")
 
 
 class CollectsResults:
-    """Mixin for ``AgentModeDaemon``: the account of a batch, filled from the server (v0) or the store (v1)."""
+    """Mixin for ``AgentModeDaemon``: the account of a batch, filled from server (v0) or store (v1)."""
 
     max_quiet_seconds: float | None = None
     """How long to wait for a next result before the missing rollouts end as failed (``not_returned``); None:
