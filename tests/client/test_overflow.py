@@ -423,7 +423,11 @@ def test_facts_of_an_http_library_error_read_the_response() -> None:
 
 def test_facts_of_a_real_openai_error() -> None:
     openai = pytest.importorskip("openai")
-    response = SimpleNamespace(request=None, status_code=400, headers={}, text="")
+    # What the constructors of 1.x to 3.x read, without the HTTP library of any of them.
+    request = SimpleNamespace(headers={})
+    response = SimpleNamespace(
+        request=request, status_code=400, headers={}, text="", history=[], next_request=None
+    )
     body = {"message": "max_tokens must be at least 1, got 0.", "param": "max_tokens", "code": 400}
     error = openai.BadRequestError("Error code: 400", response=response, body=body)
     found = classify(**facts_of(error)._asdict(), request=RequestFacts(max_output_tokens=1))

@@ -75,7 +75,12 @@ class DrivenAssistant(Assistant):  # type: ignore[misc]
 
     def _call_llm(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
         step = sum(message.role == FUNCTION for message in messages)
-        self.extra_generate_cfg = {"extra_body": {"structured_outputs": {"choice": list(self.answers[step])}}}
+        self.extra_generate_cfg = {
+            "extra_body": {"structured_outputs": {"choice": list(self.answers[step])}},
+            # Qwen-Agent's random seed ends vLLM's CPU worker when a prompt is computed in parts (0.32.0,
+            # `_bookkeeping_sync`: "CPU Generator does not use offset").
+            "seed": None,
+        }
         self.request = {"messages": list(messages), "functions": kwargs["functions"]}
         return super()._call_llm(messages, *args, **kwargs)
 
