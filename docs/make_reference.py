@@ -1,4 +1,7 @@
-"""Write docs/reference.md from the docstrings of the package: ``python docs/make_reference.py``."""
+"""Write docs/reference.md from the docstrings of the package: ``python docs/make_reference.py``.
+
+The page is the same whatever is installed: integrations that import their framework are read as text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +39,54 @@ USED = (
 )
 """Types that a user meets without importing them from ``ctxguard``."""
 
+INTEGRATIONS = {
+    "agentlightning": (
+        "use_guard",
+        "default_guard",
+        "guarded_client",
+        "guarded_async_client",
+        "request_defaults",
+        "mark_failures",
+        "hooks:FailureMarkHook",
+        "v0_client:MarkingClient",
+        "record_sent",
+    ),
+    "agentlightning.verl": ("GuardedDaemon", "GuardedTrainer", "PER_ROLLOUT"),
+    "agentlightning.filter": ("FailedRolloutFilter",),
+    "agentlightning.collecting": ("CollectsResults",),
+    "agentlightning.steps": ("SkipsThinSteps",),
+    "agentlightning.legacy": ("LegacyDaemon", "LegacyTrainer", "PER_ROLLOUT", "run_ppo", "main"),
+    "agentlightning_v1": ("guarded_run", "guarded_client", "Gateway"),
+    "agentlightning_v1.hooks": ("FailedRolloutHooks",),
+    "agentlightning_v1.entrypoint": ("run_ppo",),
+    "agentlightning_v1.trainer": ("GuardedTrainer",),
+    "agentlightning_v1.settings": ("GuardSettings",),
+    "qwen_agent": ("llm_config", "GuardedChatAtOAI", "GuardedVLChatAtOAI", "GuardedChatAtAzure"),
+    "accounting": ("FailureHandling",),
+    "trajectories": ("split_into_segments", "extends"),
+}
+"""Modules below ``ctxguard.integrations`` and what users take from them; ``module:name`` stands in a module
+below that one."""
+
+READ_AS_TEXT = {
+    "agentlightning.hooks",
+    "agentlightning.legacy",
+    "agentlightning.v0_client",
+    "agentlightning.verl",
+    "agentlightning_v1.entrypoint",
+    "agentlightning_v1.hooks",
+    "agentlightning_v1.trainer",
+    "qwen_agent",
+}
+"""Those that import Agent Lightning, verl or Qwen-Agent."""
+
 INTERNAL = {
+    "CollectsResults.clear_data_and_server",
+    "CollectsResults.set_up_data_and_server",
     "Guard.learn",
     "Guard.learn_prompt_limit",
     "Guard.scope_for",
+    "Guard.takes_return_token_ids",
     "HistoryManager.fit_flow",
     "HistoryManager.limits",
     "RolloutScope.begin_call",
@@ -53,8 +100,8 @@ HEAD = """\
 
 <!-- Written by docs/make_reference.py from the docstrings. Change those, then run it again. -->
 
-Everything under `ctxguard` and `ctxguard.testing` is public. Modules that are named with a longer path may
-move before 1.0.
+Everything under `ctxguard` and `ctxguard.testing` is public, and so is what stands here of
+`ctxguard.integrations`. Other modules that are named with a longer path may move before 1.0.
 """
 
 PACKAGE = """\
@@ -62,6 +109,7 @@ PACKAGE = """\
 - `__distribution__`: its name on the package index. Another project there is called ctxguard.
 """
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SECTIONS = {"Args", "Attributes", "Returns", "Raises", "Example"}
 _ENTRY = re.compile(r"([A-Za-z_][\w.*]*(?:, [A-Za-z_][\w.*]*)*): (.*)")
 
@@ -89,6 +137,8 @@ def reference() -> str:
     blocks += [_entry(kind.__name__, kind) for kind in kinds]
     blocks.append("## ctxguard.testing")
     blocks += [_entry(name, getattr(testing, name)) for name in testing.__all__]
+    for place, members in INTEGRATIONS.items():
+        blocks += _integration(place, members)
     blocks.append("## Types that these use")
     for path in USED:
         module, _, name = path.partition(":")
@@ -96,28 +146,85 @@ def reference() -> str:
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
+def _integration(place: str, members: Iterable[str]) -> Iterator[str]:
+    """A module below ``ctxguard.integrations``: what it is for, in a sentence, and its names."""
+    yield f"## ctxguard.integrations.{place}"
+    yield _markdown((ast.get_docstring(_tree(place)) or "").split("\n\n")[0])
+    for member in members:
+        below, _, name = member.rpartition(":")
+        module = f"{place}.{below}" if below else place
+        if module in READ_AS_TEXT:
+            yield _entry_from_source(name, _tree(module))
+        else:
+            found = importlib.import_module(f"ctxguard.integrations.{module}")
+            yield _entry(name, getattr(found, name))
+
+
+def _tree(module: str) -> ast.Module:
+    file = Path(ctxguard.__file__).parent / "integrations" / module.replace(".", "/")
+    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def _entry(name: str, thing: Any, module: str = "") -> str:
     """One name: heading, signature, docstring, members."""
-    blocks = [f"### {name}"]
     if not isinstance(thing, type):
-        if callable(thing):
-            blocks.append(_code(name + _signature(thing)))
-        blocks.append(_markdown(inspect.getdoc(thing) or ""))
-        return "\n\n".join(blocks)
-    bases = [base.__name__ for base in thing.__bases__ if base.__name__ not in ("object", "Protocol")]
-    heading = f"class {name}" + (f"({', '.join(bases)})" if bases else "")
-    blocks.append(
-        _code("\n".join(filter(None, [f"# {module}" if module else "", heading, _constructor(thing)])))
-    )
+        heading = name + _signature(inspect.signature(thing), name) if callable(thing) else ""
+        return _plain_entry(name, heading, inspect.getdoc(thing) or "")
     own = thing.__dict__.get("__doc__") or ""
     if dataclasses.is_dataclass(thing) and own.startswith(f"{name}("):
         own = ""  # made by dataclasses, it only repeats the signature
-    blocks.append(_markdown(inspect.cleandoc(own)))
-    attributes = list(_attributes(thing))
-    if attributes:
-        blocks.append("**Fields**\n\n" + "\n".join(attributes))
-    blocks += list(_methods(thing))
-    return "\n\n".join(filter(None, blocks))
+    return _class_entry(
+        name,
+        bases=[base.__name__ for base in thing.__bases__],
+        constructor=_constructor(thing),
+        doc=inspect.cleandoc(own),
+        attributes=_attributes(thing),
+        methods=_methods(thing),
+        module=module,
+    )
+
+
+def _entry_from_source(name: str, tree: ast.Module) -> str:
+    """The same of a class, a function or a constant that is read, not imported."""
+    node = next((node for node in tree.body if getattr(node, "name", None) == name), None)
+    if isinstance(node, ast.ClassDef):
+        functions = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+        made = [part for part in functions if part.name == "__init__"]
+        return _class_entry(
+            name,
+            bases=[ast.unparse(base) for base in node.bases],
+            constructor=_made_with(name, _signature_in(made[0])) if made else "",
+            doc=ast.get_docstring(node) or "",
+            attributes=_fields(node),
+            methods=_methods_in(name, functions),
+        )
+    if isinstance(node, ast.FunctionDef):
+        heading = name + _signature(_signature_in(node), name)
+        return _plain_entry(name, heading, ast.get_docstring(node) or "")
+    return _plain_entry(name, "", _docstrings_below(tree)[name])
+
+
+def _plain_entry(name: str, heading: str, doc: str) -> str:
+    return "\n\n".join(filter(None, [f"### {name}", heading and _code(heading), _markdown(doc)]))
+
+
+def _class_entry(
+    name: str,
+    *,
+    bases: Iterable[str],
+    constructor: str,
+    doc: str,
+    attributes: Iterable[str],
+    methods: Iterable[str],
+    module: str = "",
+) -> str:
+    shown = [base for base in bases if base not in ("object", "Protocol") and not base.startswith("_")]
+    heading = f"class {name}" + (f"({', '.join(shown)})" if shown else "")
+    code = _code("\n".join(filter(None, [f"# {module}" if module else "", heading, constructor])))
+    lines = "\n".join(attributes)
+    fields = f"**Fields**\n\n{lines}" if lines else ""
+    return "\n\n".join(filter(None, [f"### {name}", code, _markdown(doc), fields, *methods]))
 
 
 def _constructor(thing: type) -> str:
@@ -133,32 +240,46 @@ def _constructor(thing: type) -> str:
         return ""
     if "__init__" not in thing.__dict__:
         return ""
-    return thing.__name__ + _signature(thing.__init__, skip_first=True, name=thing.__name__)
+    return _made_with(thing.__name__, inspect.signature(thing.__init__))
+
+
+def _made_with(name: str, signature: inspect.Signature) -> str:
+    """The call that makes one; nothing where arguments are only passed on to a base class."""
+    shown = _signature(signature, name, skip_first=True)
+    return "" if shown == "(*args: Any, **kwargs: Any)" else name + shown
 
 
 def _attributes(thing: type) -> Iterator[str]:
     """Lines for fields and enum members that have a docstring of their own below them."""
-    texts = _docstrings_below(thing)
-    if issubclass(thing, BaseModel):
-        for name, field in thing.model_fields.items():
-            yield f"- `{name}`: {_inline(field.description or '')}"
-        return
-    for name, text in texts.items():
-        if name.startswith("_"):
-            continue
-        value = thing.__dict__.get(name)
-        shown = f" (`{value.value!r}`)" if isinstance(value, enum.Enum) else ""
-        yield f"- `{name}`{shown}: {_inline(text)}"
-
-
-def _docstrings_below(thing: type) -> dict[str, str]:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+        node = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
     except (OSError, TypeError):
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        return
+    if issubclass(thing, enum.Enum):
+        for name, text in _docstrings_below(node).items():
+            yield f"- `{name}` (`{thing[name].value!r}`): {_inline(text)}"
+    elif isinstance(node, ast.ClassDef):
+        yield from _fields(node)
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """Lines for attributes in the body of a class; with type and default where no constructor shows them."""
+    values = {
+        line.target.id: f": {ast.unparse(line.annotation)} = {ast.unparse(line.value)}"
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value
+    }
+    if node.decorator_list or "BaseModel" in [ast.unparse(base) for base in node.bases]:
+        values = {}
+    for name, text in _docstrings_below(node).items():
+        if not name.startswith("_"):
+            yield f"- `{name}{values.get(name, '')}`: {_inline(text)}"
+
+
+def _docstrings_below(node: ast.AST) -> dict[str, str]:
+    """Name → docstring below it, of the assignments in a body."""
     found = {}
-    for line, following in itertools.pairwise(body):
+    for line, following in itertools.pairwise(getattr(node, "body", ())):
         target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
         if not isinstance(target, ast.Name) or not isinstance(following, ast.Expr):
             continue
@@ -169,9 +290,6 @@ def _docstrings_below(thing: type) -> dict[str, str]:
 
 def _methods(thing: type) -> Iterator[str]:
     for name, member in thing.__dict__.items():
-        path = f"{thing.__name__}.{name}"
-        if name.startswith("_") or path in INTERNAL:
-            continue
         function = (
             getattr(member, "__func__", None)
             or getattr(member, "fget", None)
@@ -180,14 +298,63 @@ def _methods(thing: type) -> Iterator[str]:
         if not inspect.isfunction(function) or not function.__doc__:
             continue
         is_method = inspect.isfunction(member) or isinstance(member, classmethod)
-        heading = (
-            name + _signature(function, skip_first=True, name=name) if is_method else f"{name}  # property"
-        )
-        yield f"#### {path}\n\n{_code(heading)}\n\n{_markdown(inspect.cleandoc(function.__doc__))}"
+        signature = inspect.signature(function) if is_method else None
+        yield _method(thing.__name__, name, signature, inspect.cleandoc(function.__doc__))
 
 
-def _signature(function: Any, *, skip_first: bool = False, name: str = "") -> str:
-    signature = inspect.signature(function)
+def _methods_in(class_name: str, functions: Iterable[_Function]) -> Iterator[str]:
+    for function in functions:
+        doc = ast.get_docstring(function)
+        if not doc:
+            continue
+        is_property = "property" in [ast.unparse(decorator) for decorator in function.decorator_list]
+        yield _method(class_name, function.name, None if is_property else _signature_in(function), doc)
+
+
+def _method(class_name: str, name: str, signature: inspect.Signature | None, doc: str) -> str:
+    """A method, or with no signature a property; nothing where users have no use for it."""
+    path = f"{class_name}.{name}"
+    if name.startswith("_") or path in INTERNAL:
+        return ""
+    heading = (
+        f"{name}  # property" if signature is None else name + _signature(signature, name, skip_first=True)
+    )
+    return f"#### {path}\n\n{_code(heading)}\n\n{_markdown(doc)}"
+
+
+class _Source(str):
+    """A default as it is written."""
+
+    __repr__ = str.__str__
+
+
+def _signature_in(function: _Function) -> inspect.Signature:
+    """The signature that a function has in the source."""
+
+    def parameter(argument: ast.arg, kind: Any, default: ast.expr | None = None) -> inspect.Parameter:
+        annotation = ast.unparse(argument.annotation) if argument.annotation else inspect.Parameter.empty
+        written = inspect.Parameter.empty if default is None else _Source(ast.unparse(default))
+        return inspect.Parameter(argument.arg, kind, default=written, annotation=annotation)
+
+    kinds, arguments = inspect.Parameter, function.args
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults
+    parameters = [
+        parameter(argument, kinds.POSITIONAL_OR_KEYWORD, default)
+        for argument, default in zip(arguments.args, defaults, strict=True)
+    ]
+    if arguments.vararg:
+        parameters.append(parameter(arguments.vararg, kinds.VAR_POSITIONAL))
+    parameters += [
+        parameter(argument, kinds.KEYWORD_ONLY, default)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    if arguments.kwarg:
+        parameters.append(parameter(arguments.kwarg, kinds.VAR_KEYWORD))
+    back = ast.unparse(function.returns) if function.returns else inspect.Signature.empty
+    return inspect.Signature(parameters, return_annotation=back)
+
+
+def _signature(signature: inspect.Signature, name: str, *, skip_first: bool = False) -> str:
     parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
     shown: list[str] = []
     starred = False
@@ -206,7 +373,7 @@ def _signature(function: Any, *, skip_first: bool = False, name: str = "") -> st
         shown.append(text)
     back = signature.return_annotation
     arrow = "" if back in (signature.empty, None, "None") else f" -> {_annotation(back)}"
-    return _call("", shown, arrow, len(name or getattr(function, "__name__", "")))
+    return _call("", shown, arrow, len(name))
 
 
 def _annotation(annotation: Any) -> str:
@@ -214,6 +381,8 @@ def _annotation(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
+    if isinstance(value, type):
+        return value.__qualname__
     text = repr(value)
     if " at 0x" in text:
         return "…"
@@ -253,7 +422,7 @@ def _markdown(doc: str) -> str:
             ]
             plain, at = [], end
         else:
-            plain.append(lines[at].replace("``", "`"))
+            plain.append(re.sub("::$", ":", lines[at]).replace("``", "`"))
             at += 1
     blocks.append("\n".join(plain).strip())
     return "\n\n".join(filter(None, blocks))

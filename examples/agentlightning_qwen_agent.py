@@ -1,7 +1,6 @@
 """Qwen-Agent with MCP tools as an agent of Agent Lightning 0.3: prompts fit the lengths it is trained with.
 
-To try it on a served model: ``OPENAI_BASE_URL=http://…/v1 MODEL=Qwen/Qwen3-8B TOKENIZER=/models/Qwen3-8B
-python -m examples.agentlightning_qwen_agent``; to train it, which needs a GPU, the same with ``--train``.
+``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_qwen_agent``; ``--train``: on GPUs.
 """
 
 from __future__ import annotations
@@ -20,14 +19,16 @@ from ctxguard.integrations.agentlightning import mark_failures
 from ctxguard.integrations.qwen_agent import llm_config, use_guard
 
 MODEL, HERE, PYTHON = os.environ.get("MODEL", "Qwen/Qwen3-8B"), os.getcwd(), sys.executable
+ROLLOUT = {"name": "vllm", "max_model_len": 20480, "n": 8}
+ACTOR = {"ppo_mini_batch_size": 8, "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 20480}
 CONFIG: dict[str, Any] = {
-    "data": {"max_prompt_length": 12288, "max_response_length": 8192, "truncation": "error"},
-    "actor_rollout_ref": {"model": {"path": MODEL}, "rollout": {"max_model_len": 20480, "n": 8}},
+    "algorithm": {"adv_estimator": "grpo"},
+    "data": {"max_prompt_length": 12288, "max_response_length": 8192, "train_batch_size": 8},
+    "actor_rollout_ref": {"model": {"path": MODEL}, "rollout": ROLLOUT, "actor": ACTOR},
 }
 GIT = {"command": PYTHON, "args": ["-m", "mcp_server_git", "--repository", HERE]}
 SERVERS = {"git": GIT, "time": {"command": PYTHON, "args": ["-m", "mcp_server_time"]}}
-TASKS = [{"question": f"Who made the last commit in {HERE}, and when?", "answer": "Ada"}]
-
+TASKS = [{"question": f"Who made the last commit in {HERE}, and when?", "answer": "Ada"}] * 8
 use_guard(Guard(ContextBudget.from_verl(CONFIG), tokenizer=os.environ.get("TOKENIZER")))
 
 
@@ -39,8 +40,6 @@ def tools() -> list[Any]:
 
 @mark_failures
 class ToolAgent(agl.LitAgent):
-    """A rollout is one run of a Qwen-Agent; its reward is whether its last words hold the answer."""
-
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         agent = Assistant(llm=llm_config(resources, rollout, max_tokens=1024), function_list=tools())
         said = agent.run_nonstream([{"role": "user", "content": task["question"]}])
@@ -48,12 +47,12 @@ class ToolAgent(agl.LitAgent):
 
 
 if __name__ == "__main__":
-    if "--train" in sys.argv:  # needs a GPU
+    if "--train" in sys.argv:
         from ctxguard.integrations.agentlightning.verl import GuardedDaemon, GuardedTrainer
 
         algorithm = agl.VERL(CONFIG, daemon_cls=GuardedDaemon, trainer_cls=GuardedTrainer)
-        agl.Trainer(algorithm=algorithm, n_runners=8).fit(ToolAgent(), train_dataset=TASKS)
+        agl.Trainer(algorithm=algorithm, n_runners=8).fit(ToolAgent(), TASKS, val_dataset=TASKS)
     else:
-        llm = agl.LLM(endpoint=os.environ["OPENAI_BASE_URL"], model=MODEL)
-        trainer = agl.Trainer(n_runners=1, tracer=agl.OtelTracer(), initial_resources={"main_llm": llm})
-        trainer.dev(ToolAgent(), train_dataset=TASKS)
+        agl.setup_logging()  # says how the rollout ended
+        resources: Any = {"main_llm": agl.LLM(endpoint=os.environ["OPENAI_BASE_URL"], model=MODEL)}
+        agl.Trainer(tracer=agl.OtelTracer(), initial_resources=resources).dev(ToolAgent(), TASKS[:1])

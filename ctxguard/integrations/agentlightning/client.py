@@ -71,7 +71,7 @@ def guarded_client(
 def guarded_async_client(
     source: Any, rollout: Any = None, *, guard: Guard | None = None, **client_options: Any
 ) -> openai.AsyncOpenAI:
-    """`guarded_client` for coroutines."""
+    """`guarded_client` for coroutines; arguments and errors are the same."""
     options = _client_options(llm_of(source), rollout, client_options)
     return (guard or default_guard()).wrap(openai.AsyncOpenAI(**options))
 
@@ -84,6 +84,9 @@ def request_defaults(source: Any) -> dict[str, Any]:
 
     Args:
         source: as for `guarded_client`.
+
+    Raises:
+        ConfigurationError: the source has no LLM.
     """
     llm = llm_of(source)
     return {"model": llm.model, **llm.sampling_parameters}

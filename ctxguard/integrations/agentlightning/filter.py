@@ -56,8 +56,8 @@ class FailedRolloutFilter(CollectsResults):
         agl.VERL(config, daemon_cls=MyDaemon, trainer_cls=GuardedTrainer)
 
     Results of rollouts that the batch does not know are dropped and counted; of two results of a rollout one
-    counts, a good one before a failed one; a rollout that never returns ends as failed. What the server
-    still holds of a batch (v0) is thrown away between batches.
+    counts, a good one before a failed one; a rollout that never returns ends as failed, after the wait that
+    `CollectsResults` sets. What the server still holds of a batch (v0) is thrown away between batches.
     """
 
     failure_handling: str = "exclude"
@@ -88,6 +88,7 @@ class FailedRolloutFilter(CollectsResults):
 
         Raises:
             FailedRolloutsError: a rollout failed and ``failure_handling`` is ``"raise"``.
+            ConfigurationError: ``failure_handling`` is none of its values.
             StepSkipped: fewer rows than ``rows_needed``; only where a trainer has set that.
         """
         settlement = self._settle()
@@ -114,7 +115,12 @@ class FailedRolloutFilter(CollectsResults):
         return batch, {**base_metrics, **self._true_counts(settlement, base_metrics), **metrics}
 
     def get_test_metrics(self) -> dict[str, Any]:
-        """Validation metrics over the survivors, and the reward with failed rollouts at the fill value."""
+        """Validation metrics over the survivors, and the reward with failed rollouts at the fill value.
+
+        Raises:
+            FailedRolloutsError: a rollout failed and ``failure_handling`` is ``"raise"``.
+            ConfigurationError: ``failure_handling`` is none of its values.
+        """
         settlement = self._settle()
         settlement.raise_if_asked()
         samples = self._task_id_to_original_sample

@@ -28,7 +28,8 @@ from ctxguard.integrations.agentlightning.steps import SkipsThinSteps
 __all__ = ["PER_ROLLOUT", "LegacyDaemon", "LegacyTrainer", "main"]
 
 PER_ROLLOUT = advantages.ESTIMATOR
-"""``algorithm.adv_estimator`` for advantages per rollout."""
+"""``"ctxguard_grpo_per_rollout"``, a value of ``algorithm.adv_estimator``: GRPO in which each rollout of a group
+counts once. verl's own ``grpo`` counts each row."""
 
 
 class LegacyDaemon(FailedRolloutFilter, AgentModeDaemon):  # type: ignore[misc]
@@ -106,6 +107,9 @@ def run_ppo(config: Any, trainer_cls: type[LegacyTrainer] = LegacyTrainer) -> No
     Args:
         config: the composed configuration, as ``agentlightning.verl`` takes it.
         trainer_cls: `LegacyTrainer` or a subclass.
+
+    Raises:
+        ConfigurationError: the installed Agent Lightning is not 0.1.2.
     """
     from agentlightning.verl import entrypoint
 

@@ -76,6 +76,8 @@ def mark_failures(
     Raises:
         ConfigurationError: the target is an agent object (the decorator stands above ``@agl.rollout``), or a
             class without a rollout method of its own.
+        RolloutFailedError: raised by the decorated function, for a failed rollout that has no error of its
+            own: no reward, no answered call, a swallowed overflow.
 
     Example:
         >>> @mark_failures(require_calls=False)

@@ -12,7 +12,8 @@ from ctxguard.integrations.agentlightning.marking import stamp
 class MarkingClient(AgentLightningClient):  # type: ignore[misc]
     """``Trainer.fit(agent, MarkingClient("http://…"))`` instead of the bare URL.
 
-    After an exception the runner posts an empty rollout; this one says why it is empty.
+    After an exception the runner posts an empty rollout; this one says why it is empty. Arguments are those
+    of ``AgentLightningClient``.
     """
 
     def post_rollout(self, rollout: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The daemon and the trainer for Agent Lightning 0.3, ready to be named:
+"""The daemon and the trainer for Agent Lightning 0.3, ready to be named.
 
     from ctxguard.integrations.agentlightning.verl import GuardedDaemon, GuardedTrainer
 
@@ -19,7 +19,8 @@ from ctxguard.integrations.agentlightning.steps import SkipsThinSteps
 __all__ = ["PER_ROLLOUT", "GuardedDaemon", "GuardedTrainer"]
 
 PER_ROLLOUT = advantages.ESTIMATOR
-"""``algorithm.adv_estimator`` for advantages per rollout; verl's own ``grpo`` takes them per row."""
+"""``"ctxguard_grpo_per_rollout"``, a value of ``algorithm.adv_estimator``: GRPO in which each rollout of a group
+counts once. verl's own ``grpo`` counts each row."""
 
 
 class GuardedDaemon(FailedRolloutFilter, AgentModeDaemon):  # type: ignore[misc]

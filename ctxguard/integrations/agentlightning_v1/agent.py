@@ -224,7 +224,7 @@ def guarded_client(
         budget: a `ContextBudget`, or the window in tokens.
         client_class: ``openai.OpenAI``, ``openai.AsyncOpenAI``, or a subclass of one.
         guard: a guard of your own; the other settings are then its own.
-        client_options: further arguments of ``client_class``.
+        client_options: further arguments of ``client_class``, e.g. ``timeout`` in seconds.
         options: further options of `Guard`, e.g. ``tokenizer``.
 
     Raises:

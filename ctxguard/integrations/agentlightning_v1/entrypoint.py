@@ -1,4 +1,4 @@
-"""Starting a run of Agent Lightning 1.0 with `GuardedTrainer`; in place of its own ``run_ppo``::
+"""Starting a run of Agent Lightning 1.0 with `GuardedTrainer`, in place of its own ``run_ppo``.
 
     from ctxguard.integrations.agentlightning_v1.entrypoint import run_ppo
 

@@ -55,6 +55,10 @@ class FailedRolloutHooks(RolloutHooks):  # type: ignore[misc]
     however often it is asked about, so that carried-over rollouts of asynchronous training count once.
 
     Settings are class attributes, since Agent Lightning makes the hooks itself.
+
+    Attributes:
+        succeeded: int, how many rollouts have ended well.
+        failed: how many have failed, by `FailureReason` value.
     """
 
     base_url: str | None = None
@@ -103,7 +107,11 @@ class FailedRolloutHooks(RolloutHooks):  # type: ignore[misc]
         self._judge(rollout, as_events(event for attempt in events.values() for event in attempt), store)
 
     def on_failed(self, rollout: Rollout, store: TraceWriter) -> None:
-        """A failed rollout's calls leave no rows."""
+        """A failed rollout's calls leave no rows.
+
+        Raises:
+            ServerUnavailableError: its events could not be read; its rows would be trained on.
+        """
         url = f"{self._server}/api/rollouts/{rollout.rollout_id}/events?format=triplet"
         self._judge(rollout, as_events(request_json("GET", url, self._key)), store)
 

@@ -44,6 +44,12 @@ class GuardedTrainer(AgentLightningRayPPOTrainer):  # type: ignore[misc]
 
     Advantages are taken per rollout or per row as ``algorithm.enable_rollout_level_advantage`` says (1.0's
     own; on by default), the loss as ``actor.policy_loss.loss_mode`` says.
+
+    Arguments are those of the base class.
+
+    Raises:
+        ConfigurationError: the section ``ctxguard`` has an unknown key or a bad value.
+        FailedRolloutsError: during the run, where failures are handled as ``"raise"``.
     """
 
     # What the base class has; its types are not known here.

@@ -40,15 +40,16 @@ class RolloutWatch:
             return (
                 f"queued, and no rollout started or ended for {quiet:.0f} s" if self._is_up(quiet) else None
             )
+        has_moved = rollout_id in self._queued  # started, or started and ended, since the last look
         self._queued.discard(rollout_id)
+        ran = None
         if state == "running":
-            if rollout_id not in self._running_since:
-                self._running_since[rollout_id] = self._moved = now
-            ran = now - self._running_since[rollout_id]
-            return f"still running after {ran:.0f} s" if self._is_up(ran) else None
-        if self._running_since.pop(rollout_id, None) is not None:
+            ran = now - self._running_since.setdefault(rollout_id, now)
+        elif self._running_since.pop(rollout_id, None) is not None:
+            has_moved = True
+        if has_moved:
             self._moved = now
-        return None
+        return f"still running after {ran:.0f} s" if ran is not None and self._is_up(ran) else None
 
     def _is_up(self, seconds: float) -> bool:
         return seconds > self.wait_seconds
