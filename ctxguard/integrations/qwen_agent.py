@@ -134,8 +134,8 @@ class _Guarded:
 class GuardedChatAtOAI(_Guarded, TextChatAtOAI):  # type: ignore[misc]
     """Qwen-Agent's ``oai`` through the guard; its ``model_type`` is ``"ctxguard_oai"``.
 
-    The config is Qwen-Agent's own, and may hold ``guard``, a `Guard`; without it that of `use_guard` is taken.
-    An overflow is raised as ``ModelServiceError``, code ``"400"``, and not tried again; its ``exception`` is
+    The config is Qwen-Agent's own, and may hold ``guard``, a `Guard`; else that of `use_guard` is taken. An
+    overflow is raised as ``ModelServiceError``, code ``"400"``, and not tried again; its ``exception`` is
     the `ContextOverflowError`.
 
     Raises:
@@ -145,12 +145,12 @@ class GuardedChatAtOAI(_Guarded, TextChatAtOAI):  # type: ignore[misc]
 
 @register_llm("ctxguard_qwenvl_oai")
 class GuardedVLChatAtOAI(_Guarded, QwenVLChatAtOAI):  # type: ignore[misc]
-    """Qwen-Agent's ``qwenvl_oai`` through the guard, ``"ctxguard_qwenvl_oai"``; else as `GuardedChatAtOAI`."""
+    """Qwen-Agent's ``qwenvl_oai`` through the guard, ``"ctxguard_qwenvl_oai"``; see `GuardedChatAtOAI`."""
 
 
 @register_llm("ctxguard_azure")
 class GuardedChatAtAzure(_Guarded, TextChatAtAzure):  # type: ignore[misc]
-    """Qwen-Agent's ``azure`` through the guard, ``"ctxguard_azure"``; else as `GuardedChatAtOAI`."""
+    """Qwen-Agent's ``azure`` through the guard, ``"ctxguard_azure"``; see `GuardedChatAtOAI`."""
 
     def _plain_client(self, cfg: Mapping[str, Any]) -> openai.OpenAI:
         names = ("api_base", "base_url", "model_server", "azure_endpoint")

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import agentlightning
 import numpy as np
 import torch
-from agentlightning import RolloutLegacy, Triplet
+from agentlightning import Triplet
 from verl.trainer.ppo.ray_trainer import AdvantageEstimator, compute_advantage, compute_response_mask
 
 from ctxguard.integrations.marks import METADATA_KEY, FailureMark
 from ctxguard.testing.child_process import free_port
+
+IS_0_1 = agentlightning.__version__.startswith("0.1.")
+Rollout = agentlightning.Rollout if IS_0_1 else agentlightning.RolloutLegacy
 
 PROMPT, ANSWER = [11, 12, 13], [21, 22]
 FAILED = None
@@ -27,10 +31,10 @@ class Result:
     turns: int = 1
     mark: FailureMark | None = None
 
-    def rollout(self, rollout_id: str) -> RolloutLegacy:
+    def rollout(self, rollout_id: str) -> Any:
         turn = Triplet(prompt={"token_ids": PROMPT}, response={"token_ids": ANSWER})
         metadata = {METADATA_KEY: self.mark.to_dict()} if self.mark else {}
-        return RolloutLegacy(
+        return Rollout(
             rollout_id=rollout_id, final_reward=self.reward, triplets=[turn] * self.turns, metadata=metadata
         )
 
@@ -52,7 +56,7 @@ def daemon_with(
             "tokenizer": None,
             "mini_batch_size": 2,
             "pad_token_id": 0,
-            "mode": "v0",
+            **({} if IS_0_1 else {"mode": "v0"}),
             **options,
         },
     )
@@ -74,7 +78,11 @@ def daemon_with(
 
 
 def batch_of(daemon: Any, *, prompt: int = 8, response: int = 8) -> tuple[Any, dict[str, Any]]:
-    return daemon.get_train_data_batch(prompt, response, torch.device("cpu"), 0)
+    step = () if IS_0_1 else (0,)
+    result: tuple[Any, dict[str, Any]] = daemon.get_train_data_batch(
+        prompt, response, torch.device("cpu"), *step
+    )
+    return result
 
 
 def advantages(batch: Any, estimator: Any = AdvantageEstimator.GRPO) -> dict[str, list[float]]:

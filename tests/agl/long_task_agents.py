@@ -1,4 +1,4 @@
-"""The examples' agents with a small budget, and the same without ctxguard; for test_long_tasks.py."""
+"""The examples' agents with a small budget, and the same without ctxguard, run by one runner; for test_long_tasks.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ctxguard import ContextBudget, Guard
 from ctxguard.integrations.agentlightning import record_sent, request_defaults, use_guard
 from examples.agentlightning_litagent import LogReader, read_logs
 from examples.agentlightning_rollout import finder, search
-
-__all__ = ["LogReader", "UnguardedLogReader", "finder", "unguarded_finder"]
 
 WINDOW, PROMPT = 2048, 1792
 RESPONSE = WINDOW - PROMPT
@@ -39,3 +37,21 @@ class UnguardedLogReader(agl.LitAgent):
 async def unguarded_finder(task: Any, llm: agl.LLM) -> float:
     async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key="none") as client:
         return await search(client, request_defaults(llm), task)
+
+
+AGENTS: dict[str, Any] = {
+    "guarded reader": LogReader(),
+    "unguarded reader": UnguardedLogReader(),
+    "guarded finder": finder,
+    "unguarded finder": unguarded_finder,
+}
+
+
+class ByTask(agl.LitAgent):
+    """Runs the agent that the task names: a runner takes a while to start, and has one agent."""
+
+    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> Any:
+        agent = AGENTS[task["agent"]]
+        if agent.is_async():
+            return await agent.rollout_async(task, resources, rollout)
+        return agent.rollout(task, resources, rollout)

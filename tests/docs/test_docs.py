@@ -118,6 +118,23 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
 # Links, commands
 
 
+def cells_with_a_test() -> list[tuple[str, str]]:
+    """``(file, test)`` of every link that names a test as its title."""
+    page = ROOT / "docs" / "agent-lightning.md"
+    return re.findall(r'\]\(\.\./(tests/\S+\.py) "(test_\w+)"\)', page.read_text(encoding="utf-8"))
+
+
+def test_a_cell_of_the_version_table_names_a_test_that_exists() -> None:
+    table = [row for row in rows(ROOT / "docs" / "agent-lightning.md") if len(row) == 6][2:]
+    assert sum(cell.startswith("[") for row in table for cell in row) == len(cells_with_a_test()) > 40
+    assert {cell for row in table for cell in row[1:] if not cell.startswith("[")} == {
+        "no", "its own", "it has none", "not tested",
+    }  # fmt: skip
+    for file, test in cells_with_a_test():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^ *(async )?def {test}\(", source, re.MULTILINE), (file, test)
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     found = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)

@@ -61,8 +61,8 @@ def guarded_client(
         ConfigurationError: the source has no LLM, or the rollout of a ``ProxyLLM`` is unknown.
 
     Example:
-        >>> client = guarded_client(llm)                        # doctest: +SKIP
-        >>> client.chat.completions.create(**request_defaults(llm), messages=[…])   # doctest: +SKIP
+        >>> client = guarded_client(llm)  # doctest: +SKIP
+        >>> client.chat.completions.create(**request_defaults(llm), messages=[…])  # doctest: +SKIP
     """
     options = _client_options(llm_of(source), rollout, client_options)
     return (guard or default_guard()).wrap(openai.OpenAI(**options))

@@ -25,8 +25,8 @@ class CollectsResults:
     """Mixin for ``AgentModeDaemon``: the account of a batch, filled from server (v0) or store (v1)."""
 
     max_quiet_seconds: float | None = None
-    """How long to wait for a next result, in seconds, before the missing rollouts end as failed (``not_returned``); None:
-    twice the daemon's ``llm_timeout_seconds``."""
+    """How long to wait for a next result, in seconds, before the missing rollouts end as failed
+    (``not_returned``); None: twice the daemon's ``llm_timeout_seconds``."""
 
     poll_seconds: float = 1.0
     """Pause between two looks at the results, in seconds."""

@@ -28,8 +28,8 @@ from ctxguard.integrations.agentlightning.steps import SkipsThinSteps
 __all__ = ["PER_ROLLOUT", "LegacyDaemon", "LegacyTrainer", "main"]
 
 PER_ROLLOUT = advantages.ESTIMATOR
-"""``"ctxguard_grpo_per_rollout"``, a value of ``algorithm.adv_estimator``: GRPO in which each rollout of a group
-counts once. verl's own ``grpo`` counts each row."""
+"""``"ctxguard_grpo_per_rollout"``, a value of ``algorithm.adv_estimator``: GRPO in which each rollout of a
+group counts once. verl's own ``grpo`` counts each row."""
 
 
 class LegacyDaemon(FailedRolloutFilter, AgentModeDaemon):  # type: ignore[misc]
