@@ -1,6 +1,6 @@
 """A LitAgent of Agent Lightning 0.3 with a guarded client: a conversation longer than any prompt may be.
 
-``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_litagent``; ``--train``: on GPUs.
+``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_litagent``; ``--train`` needs a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Qwen-Agent with MCP tools as an agent of Agent Lightning 0.3: prompts fit the lengths it is trained with.
 
-``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_qwen_agent``; ``--train``: on GPUs.
+``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_qwen_agent`` runs one
+rollout; with ``--train``, which needs a GPU, it trains.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rollout function of Agent Lightning 0.3 with a guarded client: it reads more than any prompt may hold.
 
-``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_rollout``; ``--train``: on GPUs.
+``OPENAI_BASE_URL=… MODEL=… TOKENIZER=… python -m examples.agentlightning_rollout``; ``--train`` needs a GPU.
 """
 
 from __future__ import annotations

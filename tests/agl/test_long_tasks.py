@@ -9,10 +9,10 @@ import pytest
 import torch
 from agentlightning.emitter.reward import find_final_reward
 
+from ctxguard import ChatTemplateCounter
 from ctxguard.integrations.agentlightning.sent import SENT_MESSAGES
 from ctxguard.integrations.agentlightning.verl import GuardedDaemon
 from tests.agl.rig import V1Rig, columns
-from tests.agl.test_tracing import ids_of
 
 WINDOW, PROMPT = 2048, 1792
 FITS = {"agent": "guarded reader", "seed": 0, "hours": 2, "requests": 10}
@@ -74,7 +74,7 @@ def test_unguarded_the_long_tasks_are_refused(parts, agent):
 def test_guarded_they_are_finished_with_the_ids_of_the_fitted_prompts(parts, agent, qwen3_folder):
     ids, statuses, log = run(parts, agent, "guarded")
     assert statuses == ["succeeded"] * len(ids), log
-    rig = parts[0]
+    rig, counter = parts[0], ChatTemplateCounter.from_folder(qwen3_folder)
     for rollout_id in ids:
         spans = rig.spans(rollout_id)
         assert find_final_reward(spans) is not None
@@ -84,4 +84,4 @@ def test_guarded_they_are_finished_with_the_ids_of_the_fitted_prompts(parts, age
         # From the first compaction on, no prompt is what the agent passed; each is what the guard sent.
         sent = [json.loads(s.attributes[SENT_MESSAGES]) for s in spans if SENT_MESSAGES in s.attributes]
         assert 0 < len(sent) < CALLS[agent]
-        assert prompts[-len(sent) :] == [ids_of(qwen3_folder, messages) for messages in sent]
+        assert prompts[-len(sent) :] == [counter.ids(messages) for messages in sent]
