@@ -12,6 +12,7 @@ from ctxguard.errors import ConfigurationError, FailedRolloutsError
 from ctxguard.integrations.agentlightning.filter import PLACEHOLDER_GROUP, GroupOfRollout
 from ctxguard.integrations.agentlightning.steps import StepSkipped
 from ctxguard.integrations.agentlightning.verl import PER_ROLLOUT, GuardedDaemon, GuardedTrainer
+from ctxguard.testing.child_process import free_port
 from tests.agl.batches import FAILED, Result, advantages, batch_of, daemon_with, overflow, same
 
 GOOD, BAD, UNMARKED = Result(1.0), Result(0.0), Result(FAILED, 0)
@@ -100,9 +101,9 @@ class TestHandling:
         batch, _ = batch_of(daemon_with(subclass(failure_handling="raise"), [[GOOD, BAD]]))
         assert len(batch) == 2
 
-    def test_an_unknown_handling_is_refused(self):
+    def test_an_unknown_handling_is_refused_at_the_start(self):
         with pytest.raises(ConfigurationError, match="failure handling 'ignore' is unknown"):
-            batch_of(daemon_with(subclass(failure_handling="ignore"), self.TASKS))
+            subclass(failure_handling="ignore")(free_port())
 
 
 class TestMetrics:

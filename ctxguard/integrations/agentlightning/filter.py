@@ -76,6 +76,7 @@ class FailedRolloutFilter(CollectsResults):
     _total_tasks_queued: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._handling = FailureHandling.parse(self.failure_handling)  # a typo ends the run at its start
         self.rows_needed: int | None = None
         """Fewest rows worth a step; set by a trainer that skips thin steps. None: nobody skips, so
         placeholder rows fill a batch up to one mini-batch."""
@@ -88,7 +89,6 @@ class FailedRolloutFilter(CollectsResults):
 
         Raises:
             FailedRolloutsError: a rollout failed and ``failure_handling`` is ``"raise"``.
-            ConfigurationError: ``failure_handling`` is none of its values.
             StepSkipped: fewer rows than ``rows_needed``; only where a trainer has set that.
         """
         settlement = self._settle()
@@ -119,7 +119,6 @@ class FailedRolloutFilter(CollectsResults):
 
         Raises:
             FailedRolloutsError: a rollout failed and ``failure_handling`` is ``"raise"``.
-            ConfigurationError: ``failure_handling`` is none of its values.
         """
         settlement = self._settle()
         settlement.raise_if_asked()
@@ -142,8 +141,7 @@ class FailedRolloutFilter(CollectsResults):
     def _settle(self) -> Settlement:
         with_rows = [rollout for rollout, result in self._results.items() if rows_of(result)]
         smallest = self.smallest_group if self.is_train else 1
-        handling = FailureHandling.parse(self.failure_handling)
-        return self._account.settle(handling, with_rows, smallest_group=smallest)
+        return self._account.settle(self._handling, with_rows, smallest_group=smallest)
 
     def _shown(self, settlement: Settlement) -> dict[str, tuple[Any, dict[str, Any]]]:
         """id → (rollout, sample) for the base class; one entry for each row-to-be at trajectory level.
