@@ -38,5 +38,5 @@ def llama_cpp_server() -> Iterator[LlamaCppServer]:
 def vllm_server() -> Iterator[VllmServer]:
     """The real vLLM, window 2048, with ``return_token_ids``. Takes 30 s to start: only for what needs the ids."""
     folder = write_hf_model(cache_folder().with_name(f"tiny-qwen3-hf-{WINDOW}"), WINDOW)
-    with VllmServer(folder, window=WINDOW) as server:
+    with VllmServer(folder, window=WINDOW, max_output_tokens=256) as server:
         yield server

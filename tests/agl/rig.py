@@ -424,3 +424,20 @@ def installed_apart(name: str) -> Path:
     folder = Path(sys.prefix) / "apart" / name
     assert folder.is_dir(), f"{folder} is missing; `make test-agl` makes it"
     return folder
+
+
+def posted(version: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What a runner posts in v0 mode to the server of its version, ``"0.3.0"`` or ``"0.1.2"``.
+
+    Args:
+        arguments: of `tests.agl.v0_scenario.posted`.
+    """
+    output = run_apart(
+        "tests.agl.v0_scenario:posted",
+        *arguments,
+        search_path=[installed_apart("agentlightning-0.1.2")] if version == "0.1.2" else [],
+        environment=environment,
+    )
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    assert result["version"] == version
+    return result

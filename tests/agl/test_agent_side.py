@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ctxguard.integrations.marks import SPAN_ATTRIBUTE, SPAN_NAME, FailureMark
-from tests.agl.rig import V1Rig, installed_apart, run_apart
+from tests.agl.rig import V1Rig, posted
 
 HOOK = "ctxguard.integrations.agentlightning:FailureMarkHook"
 CLIENT = "ctxguard.integrations.agentlightning:MarkingClient"
@@ -138,16 +138,5 @@ def test_triplets_that_are_returned_arrive(llama_cpp_server, environment):
 
 def post(server, environment, version, agent, client, tasks, mode="train"):
     """What the runner of a version posts to the server of that version."""
-    output = run_apart(
-        "tests.agl.v0_scenario:posted",
-        server.base_url,
-        f"tests.agl.marked_agents:{agent}",
-        client,
-        json.dumps(tasks),
-        mode,
-        search_path=[installed_apart("agentlightning-0.1.2")] if version == "0.1.2" else [],
-        environment=environment,
-    )
-    result = json.loads(output.splitlines()[-1])
-    assert result["version"] == version
-    return result
+    agent = f"tests.agl.marked_agents:{agent}"
+    return posted(version, server.base_url, agent, client, json.dumps(tasks), mode, environment=environment)

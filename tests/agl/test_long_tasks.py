@@ -25,7 +25,7 @@ CALLS = {"reader": 8, "finder": 12}
 
 
 class QuickDaemon(GuardedDaemon):
-    poll_seconds = 0.1
+    poll_seconds, max_quiet_seconds = 0.1, 60.0  # runners take a while to start
 
 
 @pytest.fixture(scope="module")

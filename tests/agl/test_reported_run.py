@@ -31,7 +31,7 @@ ROLLOUTS = 8
 @pytest.fixture(scope="module")
 def vllm():
     folder = write_hf_model(cache_folder().with_name(f"tiny-qwen3-hf-{WINDOW}"), WINDOW)
-    with VllmServer(folder, window=WINDOW) as server:
+    with VllmServer(folder, window=WINDOW, max_output_tokens=256) as server:
         yield server
 
 
@@ -48,21 +48,19 @@ class QuickDaemon(GuardedDaemon):
 
 def run(vllm, data, daemon_class, agent):
     """The batch of 32 through the real parts: the daemon, what the server logged, what the runners did."""
-    logged = len(vllm.log())
-    with (
-        V1Rig(vllm.base_url, daemon_class=daemon_class, rollouts_per_task=ROLLOUTS) as rig,
-        rig.runners(
+    with V1Rig(vllm.base_url, daemon_class=daemon_class, rollouts_per_task=ROLLOUTS) as rig:
+        rig.daemon.set_up_data_and_server(columns(TASKS), [rig.backend], is_train=True)
+        logged = len(vllm.log())  # behind the proxy's own request, which asks whether the server is there
+        with rig.runners(
             f"tests.agl.qwen_tools.reported_agent:{agent}",
             processes=4,
             environment={"CTXGUARD_TEST_DATA": str(data)},
-        ) as runners,
-    ):
-        rig.daemon.set_up_data_and_server(columns(TASKS), [rig.backend], is_train=True)
-        rig.daemon.run_until_all_finished()
-        statuses = [rig.attempt(rollout).status for rollout in rig.daemon._task_id_to_original_sample]
-        batch, metrics = rig.daemon.get_train_data_batch(PROMPT, RESPONSE, torch.device("cpu"), 0)
-        log = runners.output()
-        results = dict(rig.daemon._completed_rollouts_v0)
+        ) as runners:
+            rig.daemon.run_until_all_finished()
+            statuses = [rig.attempt(rollout).status for rollout in rig.daemon._task_id_to_original_sample]
+            batch, metrics = rig.daemon.get_train_data_batch(PROMPT, RESPONSE, torch.device("cpu"), 0)
+            log = runners.output()
+            results = dict(rig.daemon._completed_rollouts_v0)
     answered = re.findall(r'"POST /v1/chat/completions HTTP/1.1" (\d+)', vllm.log()[logged:])
     return results, statuses, batch, metrics, answered, log
 

@@ -10,7 +10,7 @@ from tests.agl.seed import LONG, SHORT, Seed
 
 
 class QuickDaemon(GuardedDaemon):
-    poll_seconds = 0.1
+    poll_seconds, max_quiet_seconds = 0.1, 60.0  # runners take a while to start
     smallest_group = 1  # one rollout of each task
 
 

@@ -16,7 +16,7 @@ OVERFLOW = {**GOOD, "turns": 4, "grow": 900}
 
 
 class QuickDaemon(GuardedDaemon):
-    poll_seconds = 0.1
+    poll_seconds, max_quiet_seconds = 0.1, 60.0  # runners take a while to start
 
 
 def daemon_before(vllm_server, kind):

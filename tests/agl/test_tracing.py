@@ -13,7 +13,7 @@ import pytest
 
 from ctxguard.client.tracing import UNANSWERED
 from ctxguard.integrations.agentlightning.sent import SENT_MESSAGES, SENT_SPAN, SENT_TOKENS
-from tests.agl.rig import V1Rig
+from tests.agl.rig import V1Rig, posted
 
 TASKS = [
     {"id": "summarize", "do": "summarize"},
@@ -115,3 +115,23 @@ def test_the_sent_messages_are_on_the_span_when_asked_for(rig, traced):
     assert recorded[0].attributes[SENT_TOKENS] < 2048
     for other in ("summarize", "not recorded", "refuse"):
         assert not [span for span in rig.spans(ids[other]) if SENT_MESSAGES in span.attributes]
+
+
+@pytest.mark.parametrize("version", ["0.3.0", "0.1.2"])
+def test_a_summary_leaves_no_triplet_in_v0_mode(version, vllm_server, qwen3_folder, tmp_path):
+    """There the runner makes the triplets, of the spans of its own tracer."""
+    reports = tmp_path / "sent.jsonl"
+    result = posted(
+        version,
+        vllm_server.base_url,
+        "tests.agl.tracing_agents:Agent",
+        "",
+        json.dumps([{"id": "summarize", "do": "summarize"}]),
+        "train",
+        "agentops",
+        environment={"CTXGUARD_TOKENIZER": str(qwen3_folder), "CTXGUARD_REPORTS": str(reports)},
+    )
+    sent = [json.loads(line)["sent"] for line in reports.read_text().splitlines()]
+    assert "<summary_of_earlier_turns>\nnotes: " in sent[-1][0]["content"]  # a model was asked
+    (rollout,) = result["rollouts"]
+    assert (rollout["triplets"], rollout["reward"]) == (CALLS["summarize"], 1.0), result["log"][-3000:]

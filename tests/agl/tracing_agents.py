@@ -36,6 +36,9 @@ class Summarize(SummarizeOldTurns):
         return f"notes: {len(answer.text)} characters of noise"
 
 
+as_rollout = getattr(agl, "rollout", lambda function: function)  # 0.1.2 has none
+
+
 def guard(task: dict[str, Any]) -> Guard:
     """A guard for one rollout, so that no rollout finds the summaries of another."""
 
@@ -72,7 +75,7 @@ def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-@agl.rollout
+@as_rollout
 @mark_failures(accept_after_recovery=True)
 def agent(task, llm, rollout):
     with guarded_client(llm, guard=guard(task)) as client:
@@ -88,7 +91,7 @@ def agent(task, llm, rollout):
     return 1.0
 
 
-@agl.rollout
+@as_rollout
 @mark_failures(accept_after_recovery=True)
 async def async_agent(task, llm, rollout):
     async with guarded_async_client(llm, guard=guard(task)) as client:
@@ -98,3 +101,19 @@ async def async_agent(task, llm, rollout):
                     **request_defaults(llm), messages=messages, max_tokens=MAX_TOKENS
                 )
     return 1.0
+
+
+class Agent(agl.LitAgent):
+    """v0 mode, which gives resources and rollout by name, and 0.1.2, which gives id and resources by place."""
+
+    @mark_failures(accept_after_recovery=True)
+    def training_rollout(self, task, rollout_id=None, resources=None, rollout=None):
+        with guarded_client(resources, guard=guard(task)) as client:
+            for messages in turns(task):
+                client.chat.completions.create(
+                    **request_defaults(resources),
+                    messages=messages,
+                    max_tokens=MAX_TOKENS,
+                    extra_body={"return_token_ids": True},  # 0.1.2's tracer stumbles over a None
+                )
+        return 1.0

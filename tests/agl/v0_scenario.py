@@ -16,10 +16,12 @@ from tests.agl.rig import MODEL, Runners, agentlightning_version
 TIMEOUT_SECONDS = 60.0
 
 
-def posted(base_url: str, agent: str, client: str, tasks: str, mode: str = "train") -> None:
+def posted(
+    base_url: str, agent: str, client: str, tasks: str, mode: str = "train", tracer: str = "none"
+) -> None:
     """Have a runner do the tasks (JSON) and print what it posts, in their order."""
     port = free_port()
-    with Runners(f"http://127.0.0.1:{port}", agent, mode="v0", tracer="none", client=client) as runners:
+    with Runners(f"http://127.0.0.1:{port}", agent, mode="v0", tracer=tracer, client=client) as runners:
         rollouts = asyncio.run(_serve(port, base_url, json.loads(tasks), mode, runners))
     result = {
         "version": agentlightning_version(),

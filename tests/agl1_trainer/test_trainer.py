@@ -343,6 +343,24 @@ def test_hooks_skip_a_batch_of_failures_where_they_know_the_longest_prompt(
     assert trainer._validate()["val/reward"] == 0.0
 
 
+def test_hooks_keep_a_lone_survivor(server: Agl1, tmp_path: Path) -> None:
+    """That, and the averages below, need our trainer."""
+    trainer = hooked(server, tmp_path, [[fates(good(1), *[failed()] * 3) for _ in range(4)]])
+    trainer.step()
+    assert advantages(trainer.trained[0]) == near([(1.0, [1.0])] * 4)
+
+
+def test_agent_lightning_itself_skips_a_step_with_too_few_rows(server: Agl1, tmp_path: Path) -> None:
+    trainer = hooked(server, tmp_path, [[fates(good(1), good(0), failed(), failed())]])
+    assert trainer.step() is None, "two rows, mini-batches of four"
+    assert trainer.trained == []
+
+
+def test_hooks_leave_the_failed_in_the_averages(server: Agl1, tmp_path: Path) -> None:
+    trainer = hooked(server, tmp_path, [], [[good(1), good(0.5), failed(1), failed()]])
+    assert trainer._validate()["val/reward"] == (1 + 0.5) / 4
+
+
 def test_the_trainer_runs_the_users_hooks_too(server: Agl1, tmp_path: Path) -> None:
     file = tmp_path / "hooks.py"
     file.write_text(

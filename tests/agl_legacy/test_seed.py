@@ -13,7 +13,7 @@ QUICK = [SHORT] * 4
 
 
 class QuickDaemon(LegacyDaemon):
-    poll_seconds = 0.1
+    poll_seconds, max_quiet_seconds = 0.1, 60.0  # runners take a while to start
     smallest_group = 1  # one rollout of each task
 
 

@@ -35,6 +35,8 @@ class VllmServer:
         model_folder: what `ctxguard.testing.tiny_model.write_hf_model` wrote.
         window: ``--max-model-len``.
         model: the name under which it is served.
+        max_output_tokens: of an answer, where a request says nothing, and at most. Agent Lightning's proxy asks
+            whether the server is there with a request without a limit: by default this would fill the window.
         start_timeout_seconds: 30 s on an idle machine, minutes where it has to share the cores.
     """
 
@@ -44,11 +46,13 @@ class VllmServer:
         *,
         window: int = 2048,
         model: str = "tiny-qwen3",
+        max_output_tokens: int | None = None,
         start_timeout_seconds: float = 600.0,
     ) -> None:
         self.model_folder = model_folder
         self.window = window
         self.model = model
+        self.max_output_tokens = max_output_tokens
         self.start_timeout_seconds = start_timeout_seconds
         self.url = ""
         self._child: ChildProcess | None = None
@@ -69,6 +73,11 @@ class VllmServer:
         command += ["--max-model-len", str(self.window), "--max-num-seqs", "8", "--dtype", "bfloat16"]
         command += ["--enforce-eager", "--enable-prefix-caching", "--enable-force-include-usage"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        if self.max_output_tokens is not None:
+            command += [
+                "--override-generation-config",
+                json.dumps({"max_new_tokens": self.max_output_tokens}),
+            ]
         package_root = str(Path(__file__).parents[2])
         search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
         child = self._child = ChildProcess("vLLM", command, {**ENVIRONMENT, "PYTHONPATH": search_path})

@@ -25,7 +25,7 @@ from ctxguard.integrations.agentlightning import advantages
 from ctxguard.integrations.agentlightning.filter import FailedRolloutFilter
 from ctxguard.integrations.agentlightning.steps import SkipsThinSteps
 
-__all__ = ["PER_ROLLOUT", "LegacyDaemon", "LegacyTrainer", "main", "run_ppo", "task_runner"]
+__all__ = ["PER_ROLLOUT", "LegacyDaemon", "LegacyTrainer", "main", "run_ppo"]
 
 PER_ROLLOUT = advantages.ESTIMATOR
 """``"ctxguard_grpo_per_rollout"``, a value of ``algorithm.adv_estimator``: GRPO in which each rollout of a
