@@ -69,12 +69,15 @@ test-vllm: python
 # which lies in a folder of its own. The vLLM that the agents talk to runs in its own environment.
 AGL_ENV := PYTHONPATH='$(CURDIR)' LITELLM_LOCAL_MODEL_COST_MAP=True HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 
+# Files of tests: these mostly wait for something to start or to be given up.
+TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+
 test-agl: python
 	py311=$$($(PYTHON) scripts/find_python.py 3.11) && agl=$$($$py311 scripts/venvs.py cached agl) \
 	  && vllm=$$($$py311 scripts/venvs.py cached vllm) \
 	  && apart=$$(dirname $$(dirname $$agl))/apart \
-	  && $(AGL_ENV) CTXGUARD_VLLM_PYTHON=$$vllm $$agl -m pytest $(or $(PYTEST_ARGS),tests/agl) \
-	  && { test -n '$(PYTEST_ARGS)' || $(AGL_ENV) PYTHONPATH=$$apart/agentlightning-0.1.2:'$(CURDIR)' $$agl -m pytest tests/agl_legacy; }
+	  && $(AGL_ENV) CTXGUARD_VLLM_PYTHON=$$vllm $$agl -m pytest $(or $(PYTEST_ARGS),$(TWO_AT_ONCE) tests/agl) \
+	  && { test -n '$(PYTEST_ARGS)' || $(AGL_ENV) PYTHONPATH=$$apart/agentlightning-0.1.2:'$(CURDIR)' $$agl -m pytest $(TWO_AT_ONCE) tests/agl_legacy; }
 
 # tests/agl1 on 3.12; tests/agl1_trainer, which needs torch, on 3.11 with 1.0.2's modules from a folder of their own.
 test-agl1: python

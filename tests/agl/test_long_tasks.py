@@ -4,6 +4,7 @@ they fail unguarded and are finished guarded; and a batch with a task that canno
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -66,7 +67,9 @@ def test_a_task_that_can_never_fit_leaves_the_batch(parts):
 def test_unguarded_the_long_tasks_are_refused(parts, agent):
     ids, statuses, log = run(parts, agent, "unguarded")
     assert statuses == ["failed"] * len(ids)
-    assert log.count(f"maximum context length is {WINDOW} tokens") >= len(ids)
+    # A prompt that fills the window to the token is refused with other words.
+    refusals = rf"maximum context length is {WINDOW} tokens|max_tokens must be at least 1, got 0"
+    assert len(re.findall(refusals, log)) >= len(ids)
     assert all(0 < len(parts[0].triplets(rollout_id)) < CALLS[agent] for rollout_id in ids)
 
 

@@ -6,6 +6,7 @@ messages are on the span when asked for, and not otherwise.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 
@@ -55,11 +56,16 @@ def triplets_of(rig, tracer, rollout_id):
     return rig.triplets(rollout_id, adapter)
 
 
-def ids_of(folder, messages):
-    """Token ids of a prompt, by the served model's own template."""
+@functools.cache
+def tokenizer_in(folder):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def ids_of(folder, messages):
+    """Token ids of a prompt, by the served model's own template."""
+    tokenizer = tokenizer_in(folder)
     template = (folder / "chat_template.jinja").read_text()
     return list(
         tokenizer.apply_chat_template(
