@@ -32,7 +32,7 @@ REASON = {"overflow": "context_overflow", "crash": "unmarked", "hang": "not_retu
 
 class QuickDaemon(GuardedDaemon):
     poll_seconds = 0.05
-    max_quiet_seconds = 1.5
+    max_quiet_seconds = 3.0
 
 
 class Fates:

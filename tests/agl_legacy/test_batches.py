@@ -49,7 +49,7 @@ def test_a_thin_step_is_skipped():
 
 def test_a_rollout_that_never_returns_ends_as_failed(llama_cpp_server):
     class Impatient(LegacyDaemon):
-        poll_seconds, max_quiet_seconds, smallest_group = 0.1, 4.0, 1
+        poll_seconds, max_quiet_seconds, smallest_group = 0.1, 15.0, 1  # runners take a while to start
 
     with Seed(llama_cpp_server.base_url, Impatient) as seed:
         seed.run([SHORT, SHORT, task(think=60)])
